@@ -68,7 +68,7 @@ INTERNAL = {
     "RemoteStore": {"port", "query_snapshot", *ANY_KIND},
     "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
     "SeriesReader": {"evaluate"},
-    "SeriesTable": {"evaluate"},
+    "SeriesTable": {"evaluate", "write_block"},
     "SeriesOptions": {"bucket", "buckets", "bucket_start", "bucket_us"},
     "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
     "StoreSnapshot": ANY_KIND,

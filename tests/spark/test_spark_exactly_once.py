@@ -392,12 +392,19 @@ def go_on(spark: Any, streams: list[Stream]) -> None:
         one.given.check(one.tables)
 
 
-@pytest.mark.parametrize("checkpoint", ["kept", pytest.param("deleted", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(
+    ("points", "checkpoint"),
+    [
+        (("writing", "committed"), "kept"),
+        pytest.param(("staged",), "kept", marks=pytest.mark.campaign),
+        pytest.param(("writing", "staged", "committed"), "deleted", marks=pytest.mark.campaign),
+    ],
+)
 def test_a_driver_that_is_killed(
-    spark: Any, stream: Callable[[str, str], Stream], tmp_path: Path, checkpoint: str
+    spark: Any, stream: Callable[[str, str], Stream], tmp_path: Path, points: tuple[str, ...], checkpoint: str
 ) -> None:
     """With streams at every point: a driver takes longer to start than its streams."""
-    streams = [stream(point, tables) for point in ("writing", "staged", "committed") for tables in ("one", "broken")]
+    streams = [stream(point, tables) for point in points for tables in ("one", "broken")]
     streams.append(stream("searched", "broken"))
     for one in streams:
         one.given.feed(4_000, size=1_000)  # so much that tasks write files

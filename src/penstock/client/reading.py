@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
+from penstock.arguments import seconds
 from penstock.client.connection import Connection, Page
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import QUERY_S, Piece
+from penstock.kinds import QUERY_S, QUERY_S_MAX, Piece
 from penstock.lsm.rows import bytes_list
 from penstock.partition.ledger import TableInfo
 from penstock.protocol import wire
@@ -74,6 +75,7 @@ class FlightReading:
         check_query(info, name, argument, timeout_s)
         self._flush_writes()
         scan = self._random.randbytes(16).hex()
+        timeout_s = seconds(timeout_s, "timeout_s", QUERY_S_MAX)  # a plain number, for the wire
         request = wire.RunQuery(scan, self.snapshot_id, info.table_id, name, argument, timeout_s)
         # The first page waits for two batches: the one it sends, and the next, to know whether there is one.
         return (batch for page in self._connection.pages(request, wait_s=2 * timeout_s) for _, batch in page)

@@ -22,11 +22,10 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.randomness import Random
 from penstock.kinds import Piece, partitions_of
-from penstock.lsm.manual_compaction import CompactionReport
+from penstock.lsm.manual_compaction import COMPACT_WAIT_S, CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo
 from penstock.registry import check_name
-from penstock.store.store import COMPACT_WAIT_S
 from penstock.store.tables import StoreSnapshot, Tables, check_epoch
 
 TIMEOUT_S_MAX = 24 * 3600.0

@@ -10,7 +10,7 @@ Thread: any.
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
+import sys
 
 from penstock.host import threads
 
@@ -24,7 +24,7 @@ def load_pandas() -> None:
 
 
 def _load() -> None:
-    if find_spec("pandas") is not None:
+    if sys.modules.get("pandas", "") is not None:  # None hides it from an import, which pyarrow does not expect
         arrow = importlib.import_module("pyarrow")
         arrow.array([b""]).to_numpy(zero_copy_only=False)
     pandas_is_loaded.append(True)

@@ -18,38 +18,46 @@ Invariant: an answer of 204 or 200 to a write means that it is durable.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import urllib.parse
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from anyio import CapacityLimiter, to_thread
+import msgspec
+from anyio import CapacityLimiter, fail_after, to_thread
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError, RetryLater, WaitExpired
+from penstock.errors import Backpressure, FixTheCall, Invalid, NotFound, PenstockError, WaitExpired
 from penstock.host.clock import Clock, SystemClock
 from penstock.http.line_protocol import decode_lines
-from penstock.http.otlp import decode_logs, decode_metrics
-from penstock.http.prometheus_api import ANSWERS, ExecutionRefused, Parameters, label_values
+from penstock.http.otlp import decode_logs, decode_metrics, metrics_answer
+from penstock.http.prometheus_api import ANSWERS, ExecutionRefused, ReadRequest, label_values
 from penstock.http.remote_write import decode_write, write_version
 from penstock.http.samples import ReceivedSamples
+from penstock.series.table import SeriesReader
 from penstock.server.rights import READ, WRITE, Right, Rights
 
 log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 16 << 20  # as it is sent
 TEXT_BYTES_MAX = 32 << 20  # after gzip
+GZIP_MEMBERS_MAX = 100  # one after the other
+PARAMETERS_MAX = 1_000
 FORM_BYTES_MAX = 1 << 20  # parameters of a query
+BODY_S = 30.0  # for all of a body to arrive
 REQUESTS_MAX = 64  # at work or waiting for a thread
-THREADS_MAX = 8
+THREADS_MAX = 8  # that read, and as many that write: slow queries do not keep samples waiting
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 PREFIXES = ("", "/prometheus/{table}")
 WriteAct: TypeAlias = Callable[[Request, bytes], Response]
+ReadAct: TypeAlias = Callable[[Request, SeriesReader, ReadRequest], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +90,7 @@ class _Door:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._threads: CapacityLimiter | None = None  # made in the event loop
+        self._threads: dict[Right, CapacityLimiter] = {}  # made in the event loop
         self._working = 0
 
     def routes(self) -> list[Route]:
@@ -107,7 +115,7 @@ class _Door:
 
     # -- the order of a request
 
-    def _read(self, answer: Callable[[Request, str, Parameters], Any]) -> Callable[[Request], Any]:
+    def _read(self, answer: ReadAct) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
             return await self._guarded(request, self._read_answer, answer)
 
@@ -131,11 +139,16 @@ class _Door:
             finally:
                 self._working -= 1
         except _Refused as refused:
-            headers = {"Retry-After": str(refused.retry_s)} if refused.retry_s else {}
-            body = {"status": "error", "errorType": refused.kind, "error": str(refused)}
-            return JSONResponse(body, refused.status, headers)
+            return self._refused(refused)
         except ClientDisconnect:
             return Response(status_code=499)
+
+    def _refused(self, refused: _Refused) -> Response:
+        headers = {"Retry-After": str(refused.retry_s)} if refused.retry_s else {}
+        if refused.status in (408, 413):
+            headers["Connection"] = "close"  # the rest of the body is not read
+        body = {"status": "error", "errorType": refused.kind, "error": str(refused)}
+        return JSONResponse(body, refused.status, headers)
 
     def _check_source(self, request: Request) -> None:
         """Refuse what a page in a browser could send."""
@@ -143,7 +156,7 @@ class _Door:
         if self._settings.rights_of is None and _without_port(host) not in LOOPBACK:
             raise _Refused(403, "bad_data", "the host of the request is not a loopback name: use localhost")
         origin = request.headers.get("origin")
-        if origin is not None and urllib.parse.urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             raise _Refused(403, "bad_data", "the request comes from a page of another origin")
 
     def _check_right(self, request: Request, right: Right, table: str) -> None:
@@ -165,11 +178,11 @@ class _Door:
             raise _Refused(404, "not_found", "there is no default table: use /prometheus/TABLE/api/v1")
         return str(table)
 
-    async def _in_thread(self, act: Callable[[], Any]) -> Any:
-        if self._threads is None:
-            self._threads = CapacityLimiter(THREADS_MAX)
+    async def _in_thread(self, right: Right, act: Callable[[], Any]) -> Any:
+        if right not in self._threads:
+            self._threads[right] = CapacityLimiter(THREADS_MAX)
         try:
-            return await to_thread.run_sync(act, limiter=self._threads)
+            return await to_thread.run_sync(act, limiter=self._threads[right])
         except (_Refused, ClientDisconnect):
             raise
         except Exception as error:
@@ -177,23 +190,27 @@ class _Door:
 
     # -- reading
 
-    async def _read_answer(self, request: Request, answer: Callable[[Request, str, Parameters], Any]) -> Response:
+    async def _read_answer(self, request: Request, answer: ReadAct) -> Response:
         table = self._table(request)
         self._check_right(request, READ, table)
-        text = request.scope["query_string"].decode("latin-1")
-        parameters = urllib.parse.parse_qs(text, keep_blank_values=True, max_num_fields=1_000)
+        parameters = _parameters(request.scope["query_string"])
         if request.method == "POST":
-            form = await _body(request, FORM_BYTES_MAX)
-            more = urllib.parse.parse_qs(form.decode("latin-1"), keep_blank_values=True, max_num_fields=1_000)
-            parameters = {**parameters, **more}
-        data = await self._in_thread(partial(answer, request, table, parameters))
-        return JSONResponse({"status": "success", "data": data})
+            parameters |= _parameters(await _body(request, FORM_BYTES_MAX))
+        reading = ReadRequest(parameters, self._clock)
+        with _until_disconnected(request, reading.cancel):
+            body = await self._in_thread(READ, partial(self._encoded, answer, request, table, reading))
+        return Response(body, media_type="application/json")
 
-    def _answer(self, name: str, request: Request, table: str, parameters: Parameters) -> Any:
-        return ANSWERS[name](self._store.series(table, create=False), parameters, self._clock)
+    def _encoded(self, answer: ReadAct, request: Request, table: str, reading: ReadRequest) -> bytes:
+        """Return an answer as JSON, here and not in the event loop: it may be long."""
+        data = answer(request, self._store.series(table, create=False), reading)
+        return msgspec.json.encode({"status": "success", "data": data})
 
-    def _label_values(self, request: Request, table: str, parameters: Parameters) -> list[str]:
-        return label_values(self._store.series(table, create=False), request.path_params["name"], parameters)
+    def _answer(self, name: str, request: Request, table: SeriesReader, reading: ReadRequest) -> Any:
+        return ANSWERS[name](table, reading)
+
+    def _label_values(self, request: Request, table: SeriesReader, reading: ReadRequest) -> list[str]:
+        return label_values(table, request.path_params["name"], reading)
 
     # -- writing
 
@@ -203,7 +220,7 @@ class _Door:
             raise _Refused(404, "not_found", "this server takes no logs: start it with the name of a queue for them")
         self._check_right(request, WRITE, target)
         body = await _body(request, BODY_BYTES_MAX)
-        answer: Response = await self._in_thread(partial(decode, request, body))
+        answer: Response = await self._in_thread(WRITE, partial(decode, request, body))
         return answer
 
     def _remote_write(self, request: Request, body: bytes) -> Response:
@@ -218,7 +235,8 @@ class _Door:
     def _otlp_metrics(self, request: Request, body: bytes) -> Response:
         _check_otlp(request)
         received = decode_metrics(_plain_body(request, body), self._clock.time_us())
-        return self._store_samples(request, received, Response(b"", 200, None, "application/x-protobuf"))
+        answer = Response(metrics_answer(received.left_out), 200, None, "application/x-protobuf")
+        return self._store_samples(request, received, answer)
 
     def _otlp_logs(self, request: Request, body: bytes) -> Response:
         _check_otlp(request)
@@ -240,7 +258,7 @@ class _Door:
             with self._store.batch() as batch:
                 series = batch.series(table)
                 if len(received):
-                    series.write_arrow(received.to_arrow())
+                    series.write_block(received.to_block())
                 for known in received.metadata:
                     series.set_metadata(known.metric, type=known.type, unit=known.unit, help=known.help)
         made = answer or Response(status_code=204)
@@ -254,15 +272,42 @@ def _without_port(host: str) -> str:
     return name.lower() if colon and port.isdecimal() else host.lower()
 
 
+def _parameters(text: bytes) -> dict[str, list[str]]:
+    try:
+        return urllib.parse.parse_qs(text.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+    except ValueError:
+        raise _Refused(400, "bad_data", f"a request has at most {PARAMETERS_MAX} parameters: send fewer") from None
+
+
+@contextmanager
+def _until_disconnected(request: Request, cancel: Callable[[], None]) -> Iterator[None]:
+    """Call `cancel` if the client goes away while the block runs. Requires: the body was read."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        cancel()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
 async def _body(request: Request, bytes_max: int) -> bytes:
-    """Read a body, at most `bytes_max` of it."""
+    """Read a body, at most `bytes_max` of it, within BODY_S seconds."""
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > bytes_max:
-            raise _Refused(413, "bad_data", f"the body has more than {bytes_max} bytes: send less at once")
-        parts.append(part)
+    try:
+        with fail_after(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > bytes_max:
+                    raise _Refused(413, "bad_data", f"the body has more than {bytes_max} bytes: send less at once")
+                parts.append(part)
+    except TimeoutError:
+        raise _Refused(408, "timeout", f"the body did not arrive within {BODY_S:g} s: send it again") from None
     return b"".join(parts)
 
 
@@ -273,14 +318,19 @@ def _plain_body(request: Request, body: bytes) -> bytes:
         return body
     if encoding != "gzip":
         raise _Refused(415, "bad_data", "the body is compressed by gzip, or not at all")
-    unpacking = zlib.decompressobj(31)
-    try:
-        plain = unpacking.decompress(body, TEXT_BYTES_MAX)
-    except zlib.error:
-        raise Invalid("the body is not compressed by gzip") from None
-    if unpacking.unconsumed_tail or not unpacking.eof:
-        raise Invalid(f"the body is cut short, or has more than {TEXT_BYTES_MAX} bytes when decompressed")
-    return plain
+    plain = b""
+    for _ in range(GZIP_MEMBERS_MAX):
+        unpacking = zlib.decompressobj(31)
+        try:
+            plain += unpacking.decompress(body, TEXT_BYTES_MAX - len(plain) + 1)
+        except zlib.error:
+            raise Invalid("the body is not compressed by gzip") from None
+        if len(plain) > TEXT_BYTES_MAX or not unpacking.eof:
+            raise Invalid(f"the body is cut short, or has more than {TEXT_BYTES_MAX} bytes when decompressed")
+        body = unpacking.unused_data
+        if not body:
+            return plain
+    raise Invalid(f"the body has more than {GZIP_MEMBERS_MAX} members of gzip: compress it as one")
 
 
 def _check_otlp(request: Request) -> None:
@@ -301,10 +351,10 @@ def _refusal(error: Exception) -> _Refused:
             return _Refused(503, "timeout", str(error), 1)
         case Backpressure():
             return _Refused(429, "unavailable", str(error), 1)
-        case RetryLater() | Closed():
-            return _Refused(503, "unavailable", str(error), 5)
-        case PenstockError():
+        case FixTheCall():
             return _Refused(422, "execution", str(error))
+        case PenstockError():  # what a sender must not drop: the store can be repaired, and takes it then
+            return _Refused(503, "unavailable", str(error), 5)
         case _:
             log.error("a request failed", exc_info=error)
             return _Refused(500, "internal", "the request failed: see the log of the server")

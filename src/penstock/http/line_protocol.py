@@ -10,6 +10,7 @@ Thread: pure functions.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from penstock.arguments import in_short
 from penstock.errors import Invalid
@@ -20,9 +21,15 @@ from penstock.series.options import TIME_MAX, TIME_MIN
 BODY_BYTES_MAX = 32 << 20
 FIELDS_MAX = 1_024  # of one line
 PRECISIONS_NS = {"ns": 1, "n": 1, "us": 1_000, "u": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_PART = re.compile(r"(?:\\.|[^\\,= ]|\\$)+", re.DOTALL)  # a measurement, a key or the value of a tag
-_MEASUREMENT = re.compile(r"(?:\\.|[^\\, ]|\\$)+", re.DOTALL)
-_FIELD_VALUE = re.compile(r'"(?:\\.|[^"\\])*"|[^, ]+', re.DOTALL)
+# A comment; or measurement and tags, then fields. Nothing is tried twice: a part may have megabytes.
+_LINE = re.compile(
+    r"""[^\S\n]*+\#[^\n]*+
+    |[ ]*+(?:[^\\\ \n]++|\\.)*+(?:[^\\=\n]++|\\.|="(?:[^"\\]++|\\.)*+"|=|\\$)*+""",
+    re.DOTALL | re.VERBOSE,
+)
+_PART = re.compile(r"(?:[^\\,= ]++|\\.|\\$)++", re.DOTALL)  # a measurement, a key or the value of a tag
+_MEASUREMENT = re.compile(r"(?:[^\\, ]++|\\.|\\$)++", re.DOTALL)
+_FIELD_VALUE = re.compile(r'"(?:[^"\\]++|\\.)*+"|[^, ]+', re.DOTALL)
 _ESCAPED = re.compile(r"\\([,= ])")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _INTEGER = re.compile(r"(-?[0-9]{1,20})[iu]")
@@ -51,23 +58,14 @@ def decode_lines(body: bytes, now_us: int, precision: str = "ns") -> ReceivedSam
     return found.result()
 
 
-def _lines(text: str) -> list[str]:
-    """Divide at line ends that are not within a text."""
-    if '"' not in text:
-        return text.split("\n")
-    lines: list[str] = []
-    begin, quoted, at = 0, False, 0
-    while at < len(text):
-        character = text[at]
-        if character == "\\":
-            at += 1
-        elif character == '"':
-            quoted = not quoted
-        elif character == "\n" and not quoted:
-            lines.append(text[begin:at])
-            begin = at + 1
-        at += 1
-    return [*lines, text[begin:]]
+def _lines(text: str) -> Iterator[str]:
+    """Yield lines; only the text of a field may go on over a line's end: a quote elsewhere is a character."""
+    at = 0
+    while at <= len(text):
+        line = _LINE.match(text, at)
+        assert line is not None  # it matches nothing, too
+        yield line.group()
+        at = line.end() + 1
 
 
 class _LineReader:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +29,8 @@ from penstock.series.labels import METRIC
 
 BODY_BYTES_MAX = 32 << 20
 LOGS_MAX = 100_000
+LOG_BYTES_MAX = 64 << 20  # of all messages of a request
+ATTRIBUTES_MAX = 256  # of one point
 NESTED_MAX = 16  # lists and maps within an attribute
 STALE = struct.unpack("<d", struct.pack("<Q", int(STALE_BITS)))[0]
 _OUTSIDE_NAME = re.compile(r"[^a-zA-Z0-9_:]")
@@ -49,10 +51,21 @@ def decode_metrics(body: bytes, now_us: int) -> ReceivedSamples:
     return found.result()
 
 
+def metrics_answer(left_out: int) -> bytes:
+    """Return the answer to a request of metrics, which says how many points are not stored."""
+    if not left_out:
+        return b""
+    text = "deltas and exponential histograms are not stored: export cumulative sums and explicit buckets"
+    partial = {"rejected_data_points": left_out, "error_message": text}
+    answer: bytes = _service("metrics")[0].ExportMetricsServiceResponse(partial_success=partial).SerializeToString()
+    return answer
+
+
 def decode_logs(body: bytes, now_us: int) -> list[bytes]:
     """Decode a request of logs into messages of JSON, one for each record."""
     request = _parsed("logs", "ExportLogsServiceRequest", body)
     found: list[bytes] = []
+    size = 0
     for resource in request.resource_logs:
         about = _attributes(resource.resource.attributes)
         for scope in resource.scope_logs:
@@ -60,6 +73,9 @@ def decode_logs(body: bytes, now_us: int) -> list[bytes]:
                 if len(found) == LOGS_MAX:
                     raise Invalid(f"a request has at most {LOGS_MAX} log records: send fewer at once")
                 found.append(msgspec.json.encode(_log(record, about, scope.scope.name, now_us)))
+                size += len(found[-1])
+                if size > LOG_BYTES_MAX:  # each message repeats what its resource says
+                    raise Invalid(f"the messages of a request have more than {LOG_BYTES_MAX} bytes: send fewer at once")
     return found
 
 
@@ -155,8 +171,10 @@ def _target(attributes: Iterable[Any]) -> dict[str, str]:
     return {key: value for key, value in labels.items() if value}
 
 
-def _labels(attributes: Iterable[Any]) -> dict[str, str]:
+def _labels(attributes: Sequence[Any]) -> dict[str, str]:
     """Return attributes as labels; those whose names become the same are joined by `;`."""
+    if len(attributes) > ATTRIBUTES_MAX:
+        raise Invalid(f"a point has {len(attributes)} attributes: at most {ATTRIBUTES_MAX} are allowed")
     labels: dict[str, str] = {}
     for pair in sorted(attributes, key=lambda pair: pair.key):
         key, value = _label_name(pair.key), _text(pair.value)

@@ -24,7 +24,10 @@ from penstock.series.table import SeriesReader
 Parameters: TypeAlias = Mapping[str, Sequence[str]]
 PROMETHEUS_VERSION = "3.5.0"  # whose API this is
 TIMEOUT_S, TIMEOUT_S_MAX = 30.0, 60.0
+SECONDS_MAX = 1e10  # of a duration
 LIMIT_MAX = 1_000_000  # rows of one answer that is a list
+LABEL_CHARACTERS_MAX = 256 << 20  # of one answer to a query
+POINTS_MAX = 2_000_000  # of one answer to a query: each takes some 200 bytes until it is sent
 _DURATION = re.compile(r"(?:[0-9]+(?:ms|[smhdwy]))+")
 _DURATION_PART = re.compile(r"([0-9]+)(ms|[smhdwy])")
 _UNITS_US = {"ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3_600 * 10**6, "d": 86_400 * 10**6}
@@ -33,6 +36,32 @@ _UNITS_US |= {"w": 7 * _UNITS_US["d"], "y": 365 * _UNITS_US["d"]}
 
 class ExecutionRefused(FixTheCall):
     """The query is well formed, but cannot be evaluated."""
+
+
+class ReadRequest:
+    """A request that reads: its parameters, its clock, and whether its client still waits."""
+
+    def __init__(self, parameters: Parameters, clock: Clock) -> None:
+        self.parameters = parameters
+        self.clock = clock
+        self._budget: QueryBudget | None = None
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Make the query end soon. Any thread may call it."""
+        self._cancelled = True
+        if self._budget is not None:
+            self._budget.cancel()
+
+    def budget(self) -> QueryBudget:
+        """Return the budget of the query; `Invalid` if the timeout is malformed."""
+        timeout_s = TIMEOUT_S
+        if self.parameters.get("timeout"):
+            timeout_s = min(parse_duration(_one(self.parameters, "timeout"), "timeout") / 1e6, TIMEOUT_S_MAX)
+        self._budget = QueryBudget(QueryLimits(timeout_s=timeout_s), self.clock)
+        if self._cancelled:  # before there was one
+            self._budget.cancel()
+        return self._budget
 
 
 # -- parameters
@@ -59,22 +88,16 @@ def parse_moment(text: str, name: str) -> int:
 
 def parse_duration(text: str, name: str) -> int:
     """Return a duration, in seconds or as 1h30m, in microseconds."""
-    if _DURATION.fullmatch(text) and len(text) < 64:
-        return sum(int(number) * _UNITS_US[unit] for number, unit in _DURATION_PART.findall(text))
     try:
-        seconds = float(text)
+        if _DURATION.fullmatch(text) and len(text) < 64:
+            seconds = sum(int(number) * _UNITS_US[unit] for number, unit in _DURATION_PART.findall(text)) / 1e6
+        else:
+            seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < 1e10:
+    if not 0 < seconds < SECONDS_MAX:
         raise Invalid(f"{name} is a duration above 0 such as 15 or 1h30m, not {in_short(text)}")
     return max(1, round(seconds * 1e6))
-
-
-def _budget(parameters: Parameters, clock: Clock) -> QueryBudget:
-    timeout_s = TIMEOUT_S
-    if parameters.get("timeout"):
-        timeout_s = min(parse_duration(_one(parameters, "timeout"), "timeout") / 1e6, TIMEOUT_S_MAX)
-    return QueryBudget(QueryLimits(timeout_s=timeout_s), clock)
 
 
 def _times(parameters: Parameters) -> tuple[int | None, int | None]:
@@ -103,19 +126,21 @@ def _limit(parameters: Parameters) -> int:
 # -- answers
 
 
-def _query(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+def _query(table: SeriesReader, request: ReadRequest) -> Any:
+    parameters = request.parameters
     text = _one(parameters, "query")
     parse_query(text)
-    moment = parse_moment(_one(parameters, "time"), "time") if parameters.get("time") else clock.time_us()
-    return _evaluated(table, text, StepGrid(moment, 1, 1), _budget(parameters, clock), instant=True)
+    moment = parse_moment(_one(parameters, "time"), "time") if parameters.get("time") else request.clock.time_us()
+    return _evaluated(table, text, StepGrid(moment, 1, 1), request.budget(), instant=True)
 
 
-def _query_range(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+def _query_range(table: SeriesReader, request: ReadRequest) -> Any:
+    parameters = request.parameters
     text = _one(parameters, "query")
     parse_query(text)
     start, end = (parse_moment(_one(parameters, name), name) for name in ("start", "end"))
     grid = step_grid(start, end, parse_duration(_one(parameters, "step"), "step"))
-    return _evaluated(table, text, grid, _budget(parameters, clock), instant=False)
+    return _evaluated(table, text, grid, request.budget(), instant=False)
 
 
 def _evaluated(table: SeriesReader, text: str, grid: StepGrid, budget: QueryBudget, *, instant: bool) -> Any:
@@ -128,6 +153,11 @@ def _evaluated(table: SeriesReader, text: str, grid: StepGrid, budget: QueryBudg
 def result_json(result: QueryResult) -> dict[str, Any]:
     """Return the result of a query in Prometheus' shape."""
     samples = result.samples
+    if len(samples.values) > POINTS_MAX:
+        raise Invalid(f"an answer has at most {POINTS_MAX} points, not {len(samples.values)}: give a longer step")
+    characters = int(samples.labels.characters().sum())
+    if characters > LABEL_CHARACTERS_MAX:
+        raise Invalid(f"an answer has at most {LABEL_CHARACTERS_MAX} characters of labels: select fewer series")
     if result.kind == "string":
         return {"resultType": "string", "result": [0, result.text]}
     seconds, values = (samples.times / 1e6).tolist(), shown_values(samples.values)
@@ -147,39 +177,47 @@ def shown_values(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[str]:
     return [odd.get(text) or text.removesuffix(".0") for text in map(repr, values.tolist())]
 
 
-def _series(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
-    limit, found = _limit(parameters), {}
-    for selector in _selectors(parameters, needed=True):
-        for row in table.series(selector, *_times(parameters)).to_pylist():
-            labels = {METRIC: row["metric"], **dict(row["labels"])}
-            found[tuple(sorted(labels.items()))] = labels
-    return list(found.values())[:limit]
+def _series(table: SeriesReader, request: ReadRequest) -> Any:
+    limit, found, budget = _limit(request.parameters), {}, request.budget()
+    for selector in _selectors(request.parameters, needed=True):
+        rows = table.series(selector, *_times(request.parameters), timeout_s=budget.remaining_s())
+        for batch in rows.to_batches(max_chunksize=8_192):
+            budget.check()
+            for row in batch.to_pylist():
+                labels = {METRIC: row["metric"], **dict(row["labels"])}
+                found[tuple(sorted(labels.items()))] = labels
+            if len(found) >= limit:
+                return list(found.values())[:limit]
+    return list(found.values())
 
 
-def _labels(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
-    selectors = _selectors(parameters, needed=False)
-    names = {name for selector in selectors for name in table.labels(selector, *_times(parameters))}
-    return sorted(names)[: _limit(parameters)]
+def _labels(table: SeriesReader, request: ReadRequest) -> Any:
+    budget, times, names = request.budget(), _times(request.parameters), set()
+    for selector in _selectors(request.parameters, needed=False):
+        names.update(table.labels(selector, *times, timeout_s=budget.remaining_s()))
+    return sorted(names)[: _limit(request.parameters)]
 
 
-def label_values(table: SeriesReader, name: str, parameters: Parameters) -> list[str]:
+def label_values(table: SeriesReader, name: str, request: ReadRequest) -> list[str]:
     """Return the values of a label."""
-    selectors = _selectors(parameters, needed=False)
-    values = {value for each in selectors for value in table.label_values(name, each, *_times(parameters))}
-    return sorted(values)[: _limit(parameters)]
+    budget, times, values = request.budget(), _times(request.parameters), set()
+    for selector in _selectors(request.parameters, needed=False):
+        values.update(table.label_values(name, selector, *times, timeout_s=budget.remaining_s()))
+    return sorted(values)[: _limit(request.parameters)]
 
 
-def _metadata(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+def _metadata(table: SeriesReader, request: ReadRequest) -> Any:
+    parameters = request.parameters
     metric = _one(parameters, "metric") if parameters.get("metric") else None
     known = list(table.metadata(metric).items())[: _limit(parameters)]
     return {name: [{"type": each.type or "unknown", "help": each.help, "unit": each.unit}] for name, each in known}
 
 
-def _buildinfo(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+def _buildinfo(table: SeriesReader, request: ReadRequest) -> Any:
     return {"version": PROMETHEUS_VERSION, "revision": "penstock", "branch": "", "buildUser": "", "buildDate": ""}
 
 
-def _tsdb(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
+def _tsdb(table: SeriesReader, request: ReadRequest) -> Any:
     found = table.cardinality(top=10)
 
     def rows(counts: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -192,7 +230,7 @@ def _tsdb(table: SeriesReader, parameters: Parameters, clock: Clock) -> Any:
     }
 
 
-Answer: TypeAlias = Callable[[SeriesReader, Parameters, Clock], Any]
+Answer: TypeAlias = Callable[[SeriesReader, ReadRequest], Any]
 ANSWERS: Mapping[str, Answer] = MappingProxyType(
     {
         "query": _query,

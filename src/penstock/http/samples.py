@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock.errors import Invalid
-from penstock.series.arrow import SAMPLES
-from penstock.series.labels import METRIC
-from penstock.series.section import MetricMetadata
+from penstock.series.labels import METRIC, LabelTable, check_labels
+from penstock.series.section import MetricMetadata, SampleBlock
 
-SERIES_MAX = 100_000  # of one request
+SERIES_MAX = 100_000  # of one request; and of metrics that are described
 SAMPLES_MAX = 1_000_000
+LABEL_BYTES_MAX = 64 << 20  # of all label sets: remote write 2.0 may name one long text many times
+LABEL_CELLS_MAX = 1 << 24  # series x names of labels: a label table has a code for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +36,18 @@ class ReceivedSamples:
     def __len__(self) -> int:
         return len(self.values)
 
-    def to_arrow(self) -> pa.Table:
-        """Return rows for `SeriesTable.write_arrow`; `Invalid` if a series has no metric."""
-        metrics = [labels.get(METRIC, "") for labels in self.series]
-        if not all(metrics):
-            raise Invalid(f"a series has no {METRIC}: name its metric")
-        maps = [[pair for pair in labels.items() if pair[0] != METRIC] for labels in self.series]
-        rows = pa.array(self.index)
-        columns = [
-            pa.array(metrics, pa.string()).take(rows),
-            pa.array(maps, SAMPLES.field("labels").type).take(rows),
-            pa.array(self.times_us).cast(SAMPLES.field("time").type),
-            pa.Array.from_buffers(pa.float64(), len(self), [None, pa.py_buffer(np.ascontiguousarray(self.values))]),
-        ]
-        return pa.table(columns, schema=SAMPLES)
+    def to_block(self) -> SampleBlock:
+        """Return the samples for `SeriesTable.write_block`; `Invalid` if the labels of a series break a rule.
+
+        Labels are not repeated for each sample: few bytes of a request could become more than fits into memory.
+        """
+        used, index = np.unique(self.index, return_inverse=True)
+        label_sets = []
+        for number in used.tolist():
+            labels = dict(self.series[number])
+            label_sets.append(check_labels(labels.pop(METRIC, ""), labels))
+        table = LabelTable.of(label_sets)
+        return SampleBlock(table, index.reshape(-1).astype(np.uint32), self.times_us, self.values.view(np.uint64))
 
 
 class SampleCollector:
@@ -61,16 +59,19 @@ class SampleCollector:
         self._index: list[int] = []
         self._times_us: list[int] = []
         self._values: list[float] = []
+        self._names: set[str] = set()
+        self._label_bytes = 0
         self.metadata: dict[str, MetricMetadata] = {}
         self.left_out = 0
 
     def add(self, labels: Mapping[str, str], times_us: Sequence[int], values: Sequence[float]) -> None:
-        """Add samples of one series."""
-        key = tuple(sorted(labels.items()))
+        """Add samples of one series; a label without a value is absent."""
+        key = tuple(sorted(pair for pair in labels.items() if pair[1]))
         number = self._numbers.get(key)
         if number is None:
             if len(self._series) == SERIES_MAX:
                 raise Invalid(f"a request has at most {SERIES_MAX} series: send fewer at once")
+            self._check_labels(key)
             number = self._numbers[key] = len(self._series)
             self._series.append(dict(key))
         if len(self._values) + len(values) > SAMPLES_MAX:
@@ -79,8 +80,16 @@ class SampleCollector:
         self._times_us += times_us
         self._values += values
 
+    def _check_labels(self, key: tuple[tuple[str, str], ...]) -> None:
+        self._names.update(name for name, _ in key)
+        self._label_bytes += sum(len(name) + len(value) for name, value in key)
+        if self._label_bytes > LABEL_BYTES_MAX or len(self._names) * (len(self._series) + 1) > LABEL_CELLS_MAX:
+            raise Invalid("the series of the request have too many labels, or too long ones: send fewer at once")
+
     def describe(self, metric: str, **known: Any) -> None:
         """Add metadata of a metric; the last of a metric counts."""
+        if len(self.metadata) == SERIES_MAX:
+            raise Invalid(f"a request describes at most {SERIES_MAX} metrics: send fewer at once")
         self.metadata[metric] = MetricMetadata(metric, **known)
 
     def result(self) -> ReceivedSamples:

@@ -5,6 +5,7 @@ Thread: `serve_http` starts one, and ends it with its block.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import Invalid, WaitExpired
 from penstock.host import threads
@@ -23,7 +26,7 @@ from penstock.http.application import HttpSettings, http_application
 START_S = 10.0
 END_S = 10.0
 CONNECTIONS_MAX = 256
-IDLE_S = 30
+IDLE_S = 30  # between requests, and for the headers of one
 LOOPBACK_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 
 
@@ -44,7 +47,7 @@ def serve_http(
         raise Invalid("certificate and key go together: give both, or none")
     config = uvicorn.Config(
         http_application(store, settings),
-        http="h11",
+        http=_PromptProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -75,6 +78,23 @@ def serve_http(
         server.should_exit = True
         thread.join(2 * END_S)
         listening.close()
+
+
+class _PromptProtocol(H11Protocol):
+    """Ends a connection whose next request has not begun, with all of its headers, within IDLE_S seconds."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._end_at(self.loop.time() + self.timeout_keep_alive)
+
+    def data_received(self, data: bytes) -> None:
+        waiting = self.timeout_keep_alive_task
+        super().data_received(data)  # which stops to wait, even for a part of the headers
+        if waiting is not None and self.timeout_keep_alive_task is None and self.conn.their_state is h11.IDLE:
+            self._end_at(waiting.when())
+
+    def _end_at(self, time_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_at(time_s, self.timeout_keep_alive_handler)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -12,6 +12,8 @@ from penstock.host.clock import Clock
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
 
+COMPACT_WAIT_S = 60.0  # for flushes and compactions that already run on the table
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionReport:

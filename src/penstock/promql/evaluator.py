@@ -77,6 +77,12 @@ def evaluate(
         return results.of_vector(value, grid, "vector" if instant else "matrix")
 
 
+def _checked(grid: StepGrid) -> StepGrid:
+    if max(abs(grid.start_us), abs(grid.end_us)) > TIME_US_MAX:
+        raise Invalid("a query reads times too far from 1970: check its ranges, offsets and the times after @")
+    return grid
+
+
 def _no_samples() -> SelectedSamples:
     return SelectedSamples(LabelMatrix.empty(), np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
@@ -131,7 +137,9 @@ class QueryEvaluation:
         return value.values
 
     def _binary(self, node: BinaryNode, grid: StepGrid) -> QueryValue:
-        left, right = self.value(node.left, grid), self.value(node.right, grid)
+        left = self.value(node.left, grid)
+        with self.budget.holding(0 if isinstance(left, TextValue) else left.values.size):
+            right = self.value(node.right, grid)
         if isinstance(left, VectorValue) and isinstance(right, VectorValue):
             if node.operator in SET_OPERATORS:
                 return set_operation(node, left, right)
@@ -210,7 +218,7 @@ class QueryEvaluation:
         if steps <= 0:
             return _no_samples(), np.zeros(0, np.bool_)
         self.budget.check_cells(1, steps)
-        inner = StepGrid(start, step, steps)
+        inner = _checked(StepGrid(start, step, steps))
         value = self.value(node.expression, inner)
         vector = lone_series(value.values) if isinstance(value, ScalarValue) else value
         assert isinstance(vector, VectorValue)
@@ -233,10 +241,7 @@ class QueryEvaluation:
             grid = StepGrid(self.query_grid.end_us, grid.step_us, 1)
         elif at is not None:
             grid = StepGrid(at, grid.step_us, 1)
-        moved = grid.shifted(-offset_us)
-        if max(abs(moved.start_us), abs(moved.end_us)) > TIME_US_MAX:
-            raise Invalid("a query reads times too far from 1970: check its offsets and the times after @")
-        return moved
+        return _checked(grid.shifted(-offset_us))
 
     def _select(self, matchers: tuple[LabelMatcher, ...], start_us: int, end_us: int) -> SelectedSamples:
         key = (matchers, start_us, end_us)

@@ -6,7 +6,7 @@ Thread: pure functions.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cmp_to_key
 from typing import Any
 
@@ -21,6 +21,8 @@ from penstock.promql.tree import METRIC_NAME, LabelMatcher
 from penstock.promql.values import I64, VectorValue, merged
 
 PATTERN_BYTES_MAX = 4_096
+VALUE_CHARACTERS_MAX = 65_536  # of a label that a function makes: calls within calls could double it each time
+VALUES_CHARACTERS_MAX = 64 << 20  # of all its values
 _GROUP = re.compile(r"\$(?:\$|(\w+)|\{(\w+)\})", re.ASCII)
 _CHUNKS = re.compile(r"\d+|\D+")
 _OPTIONS = re2.Options()
@@ -41,7 +43,8 @@ def label_replace(vector: VectorValue, target: str, replacement: str, source: st
     values, codes = vector.labels.column(source)
     matches = [compiled.fullmatch(value) for value in values]
     old, old_codes = vector.labels.column(target)
-    names = [*old, *("" if match is None else _expanded(replacement, match, compiled) for match in matches)]
+    made = _bounded("" if match is None else _expanded(replacement, match, compiled) for match in matches)
+    names = [*old, *made]
     hit = np.array([match is not None for match in matches])[codes]
     labels = vector.labels.replacing(target, names, np.where(hit, codes + len(old), old_codes))
     unnamed = vector.unnamed & ~hit if target == METRIC_NAME else vector.unnamed
@@ -60,14 +63,38 @@ def _compiled(pattern: str) -> Any:
 def _expanded(template: str, match: Any, compiled: Any) -> str:
     """Return a template with `$1`, `${1}`, `$name` and `${name}` replaced; unknown groups are empty."""
 
+    size = 0
+
     def group(found: re.Match[str]) -> str:
+        nonlocal size
         name = found.group(1) or found.group(2)
         if name is None:
             return "$"
         number = int(name) if name.isdigit() and len(name) < 4 else compiled.groupindex.get(name, -1)
-        return (match.group(number) or "") if 0 <= number <= compiled.groups else ""
+        text = (match.group(number) or "") if 0 <= number <= compiled.groups else ""
+        size += len(text)
+        _check_length(size)
+        return text
 
     return _GROUP.sub(group, template)
+
+
+def _check_length(characters: int) -> None:
+    if characters > VALUE_CHARACTERS_MAX:
+        raise Invalid(f"a query makes a label of more than {VALUE_CHARACTERS_MAX} characters: make shorter ones")
+
+
+def _bounded(texts: Iterable[str]) -> list[str]:
+    """Return texts; `Invalid` if one of them, or all together, are too long."""
+    made: list[str] = []
+    size = 0
+    for text in texts:
+        _check_length(len(text))
+        size += len(text)
+        if size > VALUES_CHARACTERS_MAX:
+            raise Invalid(f"a query makes labels of more than {VALUES_CHARACTERS_MAX} characters: select fewer series")
+        made.append(text)
+    return made
 
 
 def label_join(vector: VectorValue, target: str, separator: str, sources: Sequence[str]) -> VectorValue:
@@ -81,10 +108,11 @@ def label_join(vector: VectorValue, target: str, separator: str, sources: Sequen
         np.stack([codes for _, codes in columns], axis=1) if columns else np.zeros((len(vector), 0), np.int32),
     )
     numbers, first = rows.groups()
-    texts = [
+    _check_length(len(separator) * len(columns) + int(rows.take(first).characters().max(initial=0)))
+    texts = _bounded(
         separator.join(values[code] for (values, _), code in zip(columns, codes, strict=True))
         for codes in rows.codes[first].tolist()
-    ]
+    )
     labels = vector.labels.replacing(target, texts, numbers)
     unnamed = np.zeros(len(vector), np.bool_) if target == METRIC_NAME else vector.unnamed
     return merged(VectorValue(labels, vector.values, vector.present, unnamed), SAME_LABELS)

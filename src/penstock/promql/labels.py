@@ -13,11 +13,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import Invalid
 from penstock.promql.tree import RESERVED_LABELS
 
 Codes: TypeAlias = npt.NDArray[np.int32]
 Rows: TypeAlias = npt.NDArray[np.int64]
 _KEY_MAX = 1 << 62
+CELLS_MAX = 1 << 27  # series x names
 
 
 class LabelMatrix:
@@ -46,6 +48,8 @@ class LabelMatrix:
                     codes = found.setdefault(name, {"": 0})
                     entries.append((row, name, codes.setdefault(value, len(codes))))
         names = sorted(found)
+        if len(names) * len(label_sets) > CELLS_MAX:
+            raise Invalid(f"{len(label_sets)} series have {len(names)} names of labels: narrow the selectors")
         places = {name: place for place, name in enumerate(names)}
         matrix = np.zeros((len(label_sets), len(names)), np.int32)
         if entries:
@@ -120,6 +124,14 @@ class LabelMatrix:
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
         return rank[numbers.reshape(-1)], first[order]
+
+    def characters(self) -> Rows:
+        """Return how many characters the names and values of each row have."""
+        total: Rows = np.zeros(len(self), np.int64)
+        for place, (name, values) in enumerate(zip(self.names, self.values, strict=True)):
+            sizes = np.array([0, *(len(name) + len(value) for value in values[1:])], np.int64)
+            total += sizes[self.codes[:, place]]
+        return total
 
     def label_sets(self) -> list[dict[str, str]]:
         """Return each row as a dict."""

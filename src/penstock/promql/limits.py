@@ -5,6 +5,8 @@ Thread: a budget belongs to one query; `cancel` may be called by any thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.errors import Closed, Invalid, WaitExpired
@@ -32,6 +34,7 @@ class QueryBudget:
         self._clock = clock
         self._until_s = clock.monotonic_s() + limits.timeout_s
         self._samples = 0
+        self._held = 0
         self._cancelled = False
 
     def cancel(self) -> None:
@@ -61,11 +64,21 @@ class QueryBudget:
         if count > self.limits.series_max:
             raise Invalid(f"a query selects at most {self.limits.series_max} series: narrow its selectors")
 
+    @contextmanager
+    def holding(self, cells: int) -> Iterator[None]:
+        """Count the values of a result that is held while another one is computed."""
+        self._held += cells
+        try:
+            yield
+        finally:
+            self._held -= cells
+
     def check_cells(self, series: int, steps: int) -> None:
-        """Refuse a result of too many series and steps."""
+        """Refuse a result of too many series and steps, together with those that are held."""
         self.check()
-        if series * steps > self.limits.cells_max:
+        if self._held + series * steps > self.limits.cells_max:
+            beside = f" beside {self._held}" if self._held else ""
             raise Invalid(
-                f"a query holds at most {self.limits.cells_max} values at once, not {series} series x {steps} steps: "
-                "select fewer series, or a longer step"
+                f"a query holds at most {self.limits.cells_max} values at once, not {series} series x {steps} "
+                f"steps{beside}: select fewer series, or a longer step"
             )

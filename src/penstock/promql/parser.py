@@ -4,6 +4,7 @@ The library reads nearly all of Prometheus 3. What it gets wrong is handled here
 
 - its parser recurses, so the depth and the number of tokens are checked first;
 - a time before 1970 after `@` makes it panic, and `or` between matchers is not PromQL: both are refused;
+- other numbers make it panic, too: that is `Invalid`;
 - it knows no `anchored`, `smoothed`, arithmetic of durations or `1_000`: its error says so.
 
 Thread: pure functions. The library is imported with the first query.
@@ -41,6 +42,7 @@ from penstock.promql.tree import (
 QUERY_BYTES_MAX = 65_536
 TOKENS_MAX = 8_192
 DEPTH_MAX = 100
+DURATION_US_MAX = 1 << 58  # some 9,000 years; times and a few durations fit into 64 bits together
 REMEMBERED_BYTES_MAX = 1_024  # of a query that is not parsed again
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TOKEN = re.compile(
@@ -50,9 +52,11 @@ _TOKEN = re.compile(
     |(?P<word>[A-Za-z0-9_:.]+)
     |(?P<open>[(\[{])
     |(?P<close>[)\]}])
+    |(?P<operator>[-+*/%^]|[=!<>]=|[<>])
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_WORD_OPERATORS = ("and", "or", "unless", "atan2")
 _NATIVE = ("histogram_avg", "histogram_count", "histogram_sum", "histogram_stddev", "histogram_stdvar")
 
 
@@ -79,10 +83,14 @@ def _parsed(text: str) -> QueryNode:
     _check_size(text)
     try:
         return _TreeBuilder(text).node(_library().parse(text))
-    except ValueError as error:
-        if isinstance(error, Invalid):
-            raise
+    except Invalid:
+        raise
+    except (ValueError, OverflowError) as error:
         raise Invalid(f"the query {in_short(text)} is not PromQL that Penstock knows: {error}") from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's, which is no `Exception`
+            raise
+        raise Invalid(f"the query {in_short(text)} has a number that is too large: {error}") from None
 
 
 @lru_cache(1)
@@ -95,18 +103,27 @@ def _library() -> Any:
 
 def _check_size(text: str) -> None:
     """Refuse what would make the library recurse too deeply, or panic."""
-    depth = tokens = signs = 0
+    tokens = nested = 0
+    operators = [0]  # for each bracket that is open: of the expression in it, which nests as deep as it has operators
     for token in _TOKEN.finditer(text):
         kind = token.lastgroup
         if kind == "space":
             continue
         tokens += 1
-        # A sign nests as a bracket does, until an operand ends the row of signs.
-        signs = signs + 1 if kind == "other" and token.group() in "+-" else 0
-        depth += (kind == "open") - (kind == "close")
         if kind == "early":
             raise Invalid(f"the query {in_short(text)} names a time before 1970 after @: give one after it")
-        if tokens > TOKENS_MAX or depth + signs > DEPTH_MAX:
+        if kind == "open":
+            operators.append(0)
+            nested += 1
+        elif kind == "close" and len(operators) > 1:
+            nested -= 1 + operators.pop()
+        elif token.group() == ",":
+            nested -= operators[-1]
+            operators[-1] = 0
+        elif kind == "operator" or token.group().lower() in _WORD_OPERATORS:
+            operators[-1] += 1
+            nested += 1
+        if tokens > TOKENS_MAX or nested > DEPTH_MAX:
             raise Invalid(f"a query has at most {TOKENS_MAX} words and is nested at most {DEPTH_MAX} deep")
 
 
@@ -206,4 +223,7 @@ class _TreeBuilder:
 
 
 def _microseconds(duration: timedelta | None) -> int:
-    return 0 if duration is None else duration // timedelta(microseconds=1)
+    length_us = 0 if duration is None else duration // timedelta(microseconds=1)
+    if abs(length_us) > DURATION_US_MAX:
+        raise Invalid(f"a duration in a query has at most {DURATION_US_MAX // 1_000_000} seconds: give a shorter one")
+    return length_us

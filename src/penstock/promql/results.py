@@ -18,6 +18,7 @@ from penstock.promql.source import SelectedSamples
 from penstock.promql.tree import METRIC_NAME
 from penstock.promql.values import I64, ScalarValue, StepGrid, VectorValue, merged
 
+LABEL_CHARACTERS_MAX = 1 << 29
 ResultKind: TypeAlias = Literal["scalar", "vector", "matrix", "string"]
 
 
@@ -33,6 +34,9 @@ class QueryResult:
         """Return the samples as rows of metric, labels, time and value; a metric that was dropped is ""."""
         if self.kind == "string":
             raise Invalid("the query is a text, and not an expression that has numbers")
+        size = int((self.samples.labels.characters() * np.diff(self.samples.starts)).sum())
+        if size > LABEL_CHARACTERS_MAX:  # more does not fit into a column
+            raise Invalid(f"the rows of the result repeat {size} characters of labels: ask for fewer series or steps")
         metrics: list[str] = []
         maps: list[list[tuple[str, str]]] = []
         for labels in self.samples.labels.label_sets():

@@ -212,7 +212,7 @@ def _rises(some: Slice, values: F64, before: tuple[int, float] | None) -> tuple[
         earlier[0] = before[1]
     rows, times, bits = some.rows[follows], some.times[follows], some.bits[follows]
     values, earlier = values[follows], earlier[follows]
-    with np.errstate(invalid="ignore"):  # of infinities; beside a NaN nothing falls
+    with np.errstate(over="ignore", invalid="ignore"):  # of infinities; beside a NaN nothing falls
         return Slice(rows, times, bits), np.where(values < earlier, values, values - earlier)
 
 
@@ -323,7 +323,8 @@ def _reduced(need: str, column: npt.NDArray[Any], starts: npt.NDArray[np.intp]) 
     if need in ("time", "last"):
         reduced = column[np.append(starts[1:], len(column)) - 1]
         return reduced
-    reduced = {"min": np.fmin, "max": np.fmax}.get(need, np.add).reduceat(column, starts)
+    with np.errstate(over="ignore", invalid="ignore"):  # of infinities
+        reduced = {"min": np.fmin, "max": np.fmax}.get(need, np.add).reduceat(column, starts)
     return reduced
 
 

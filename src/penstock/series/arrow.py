@@ -59,6 +59,7 @@ RUNS = pa.schema(
     ]
 )
 SERIES = pa.schema([SAMPLES.field("metric"), SAMPLES.field("labels")])
+BATCH_LABEL_BYTES = 64 << 20  # of the labels of all rows of a batch that is read
 KEPT_CALLS = 4  # whose label columns are kept
 KEPT_ROWS_MAX = 1 << 20
 _RADIX_MAX = 1 << 62
@@ -72,9 +73,14 @@ class LabelColumns:
 
     def __init__(self, labels: Sequence[bytes]) -> None:
         self._labels = labels
+        self.bytes_max = max(map(len, labels), default=0)  # of one series
 
     def __len__(self) -> int:
         return len(self._labels)
+
+    def bytes_of(self, row: int) -> int:
+        """Return the size of a series' labels."""
+        return len(self._labels[row])
 
     def arrays(self, rows: npt.NDArray[np.intp], counts: npt.NDArray[np.intp] | None = None) -> tuple[Any, Any]:
         """Return the metrics and the label maps of some series, each as often as `counts` says (None: once)."""
@@ -100,8 +106,20 @@ class LabelColumns:
         return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
 
 
-def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
-    """Return samples as a record batch of `SAMPLES`; `rows` are the series of the samples, as runs."""
+def sample_batches(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Iterator[Any]:
+    """Yield samples as record batches of `SAMPLES`; `rows` are the series of the samples, as runs.
+
+    Each row repeats the labels of its series, so series with long ones get batches of few rows.
+    """
+    count = len(rows)
+    if count * labels.bytes_max > BATCH_LABEL_BYTES:
+        count = max(1, BATCH_LABEL_BYTES // max(map(labels.bytes_of, set(rows.tolist())), default=1))
+    for start in range(0, len(rows), count):
+        some = slice(start, start + count)
+        yield _sample_batch(labels, rows[some], times[some], bits[some])
+
+
+def _sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
     starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
     metrics, maps = labels.arrays(rows[starts], np.diff(np.append(starts, len(rows))))
     columns = [metrics, maps, _fixed(TIME, times), _fixed(pa.float64(), bits)]

@@ -31,7 +31,7 @@ import pyarrow as pa
 from penstock.arguments import in_short
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
-from penstock.series.arrow import RUNS, SAMPLES, SERIES, LabelColumns, run_batch, sample_batch, series_batches
+from penstock.series.arrow import RUNS, SAMPLES, SERIES, LabelColumns, run_batch, sample_batches, series_batches
 from penstock.series.labels import U32, U64, check_name
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.section import I64, MetricMetadata
@@ -200,7 +200,7 @@ def _select(
         selected = SelectedSeries(shard, matchers, query.start, query.end)
         labels = LabelColumns(selected.labels)
         for some in selected.slices(context):
-            yield sample_batch(labels, some.rows, some.times, some.bits)
+            yield from sample_batches(labels, some.rows, some.times, some.bits)
 
 
 def _runs(
@@ -218,7 +218,7 @@ def scan_samples(shard: SeriesShard, start: int, end: int) -> Iterator[Any]:
         labels = LabelColumns(shard.labels_of(bucket, ids))
         for found, times, bits in shard.read(bucket, ids, start, end):
             if len(times):
-                yield sample_batch(labels, places_of(ids, found), times, bits)
+                yield from sample_batches(labels, places_of(ids, found), times, bits)
 
 
 # -- labels

@@ -434,17 +434,19 @@ def check_times(times: I64) -> None:
 
 
 def check_metadata(metadata: MetricMetadata) -> MetricMetadata:
-    """Return a metric's metadata; `Invalid` if it breaks a rule."""
-    metric = checked_text(metadata.metric, "a metric", HELP_BYTES_MAX)
-    check_value("__name__", metric)
-    if metadata.type not in METRIC_TYPES:
-        known = ", ".join(METRIC_TYPES[1:])
-        raise Invalid(f"{in_short(metadata.type)} is not a type of metrics: use one of: {known}")
-    for name in ("unit", "help"):
-        value = getattr(metadata, name)
-        if value != "":
-            checked_text(value, f"the {name} of a metric", HELP_BYTES_MAX)
-    return metadata
+    """Return a metric's metadata as plain texts, which the writer can encode; `Invalid` if it breaks a rule."""
+    metric = check_value("__name__", checked_text(metadata.metric, "a metric", HELP_BYTES_MAX))
+    kind, unit, text = (_text_of(metadata, name) for name in ("type", "unit", "help"))
+    if kind not in METRIC_TYPES:
+        raise Invalid(f"{in_short(kind)} is not a type of metrics: use one of: {', '.join(METRIC_TYPES[1:])}")
+    return MetricMetadata(metric, kind, unit, text)
+
+
+def _text_of(metadata: MetricMetadata, name: str) -> str:
+    value = getattr(metadata, name)
+    if isinstance(value, str) and not str.__len__(value):
+        return ""
+    return checked_text(value, f"the {name} of a metric", HELP_BYTES_MAX)
 
 
 def check_delete(delete: SeriesDelete) -> SeriesDelete:

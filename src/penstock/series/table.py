@@ -431,6 +431,11 @@ class SeriesTable(SeriesReader, WritableTable):
         block = self._maker.block(rows, metric)
         return Epoch(0) if block is None else self._end(self._write_block(block), durable)
 
+    def write_block(self, block: SampleBlock) -> Epoch:
+        """Write samples of label sets that were checked; for other packages of Penstock."""
+        check_times(block.times)
+        return self._end(self._write_block(block), None)
+
     def _write_block(self, block: SampleBlock) -> Epoch:
         self._check_window(int(block.times.min()), int(block.times.max()))
         parts = [(0, block)] if self.shards == 1 else list(split_block(block, self.shards))

@@ -34,7 +34,7 @@ from penstock.partition.ledger import (
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
 from penstock.partition.reference import Reference, StagedFile, Staging
-from penstock.registry import check_altered, check_create, kind_named
+from penstock.registry import check_altered, check_create, find_kind, kind_named
 from penstock.store.conditions import Expectation, submit_if
 from penstock.store.flusher import Coordinator
 from penstock.store.live_reading import WAIT_S, LiveReading
@@ -233,7 +233,7 @@ class LocalPort(LiveReading):
     def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
         check_create(name, kind, shards, options)
         self._check_changes()
-        computed = kind_named(kind, name)
+        computed = find_kind(kind)
         if isinstance(computed, Derived) and self.table(name) is None:
             computed.check_source(name, options, self.table)
         self._command(encode_ops(Create(name, kind, shards, options)))

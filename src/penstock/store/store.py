@@ -24,7 +24,7 @@ from penstock.host.os_files import OsFileSystem
 from penstock.host.overlay_files import OverlayFileSystem
 from penstock.host.randomness import Random, system_random
 from penstock.kinds import partitions_of
-from penstock.lsm.manual_compaction import CompactionReport, compact_trees
+from penstock.lsm.manual_compaction import COMPACT_WAIT_S, CompactionReport, compact_trees
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.memory import ReadOnlyEngine
@@ -35,8 +35,6 @@ from penstock.registry import VECTOR
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
-
-COMPACT_WAIT_S = 60.0  # for flushes and compactions that already run on the table
 
 
 def open_store(

@@ -105,7 +105,7 @@ def test_an_empty_request() -> None:
 def test_samples_reach_a_table_bit_by_bit(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "store") as store:
         metrics = store.series("metrics")
-        metrics.write_arrow(decode_write(snappy(V1), 1).to_arrow(), durable=True)
+        metrics.write_block(decode_write(snappy(V1), 1).to_block())
         bits = metrics.select('up{job="a"}').column("value").to_numpy().view(np.uint64).tolist()
         assert bits == [0x3FF0000000000000, int(STALE_BITS)]
         assert metrics.select("{}").num_rows == 3

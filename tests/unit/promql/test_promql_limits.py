@@ -8,10 +8,12 @@ from memory_source import MemorySource
 from promql_dataset import START_MS, Series
 
 from penstock.errors import Closed, Invalid, WaitExpired
+from penstock.http.prometheus_api import result_json
 from penstock.promql import QueryBudget, QueryLimits, evaluate, parse_query, step_grid
 from penstock.promql.labels import LabelMatrix, joined
 from penstock.promql.ranking import label_hash
 from penstock.promql.sums import window_means, window_sums
+from penstock.series.arrow import SAMPLES
 from penstock.testing.clock import FakeClock
 
 SOURCE = MemorySource()
@@ -32,6 +34,12 @@ def run(text: str, budget: QueryBudget) -> None:
         (QueryLimits(cells_max=100), "max_over_time(up[30d:1s])", "at most 100 values"),
         (QueryLimits(cells_max=100), "cpu * on() group_left {__name__=~'up|limit'}", "(duplicate|at most)"),
         (QueryLimits(cells_max=200), "{__name__=~'.+'}", "at most 200 values"),
+        (
+            QueryLimits(cells_max=150),
+            "up + (up + (up + (up + (up + (up + (up + up))))))",
+            "at most 150 values .* beside",
+        ),
+        (QueryLimits(), "max_over_time(" * 40 + "vector(time())" + "[9000y:1000y])" * 40, "too far from 1970"),
     ],
 )
 def test_a_query_is_refused_at_its_limits(limits: QueryLimits, text: str, reason: str) -> None:
@@ -170,3 +178,38 @@ def test_series_that_differ_only_by_a_dropped_name_are_one_where_they_do_not_mee
     assert result.samples.values.tolist() == [2.0, 4.0, 6.0]
     with pytest.raises(Invalid, match="same labelset"):
         evaluate(parse_query("{x='1'} * 2"), MemorySource([early, early]), grid, budget, instant=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "label_replace(" * 30 + "up" + ',"instance","$1$1$1","instance","(.*)")' * 30,
+        'label_replace(up,"instance","' + "$1" * 30_000 + '","instance","(.*)")',
+        "label_join(" * 30 + "up" + ',"instance","-","instance","instance","instance")' * 30,
+        'label_join(up,"instance","' + "x" * 1_000 + '"' + ',"instance"' * 70 + ")",
+        'label_join(up,"instance",""' + ',"instance"' * 3_500 + ")",
+    ],
+)
+def test_labels_that_a_query_makes_are_bounded(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.promql.label_functions.VALUE_CHARACTERS_MAX", 10_000)
+    with pytest.raises(Invalid, match="a label of more than 10000 characters"):
+        run(text, QueryBudget(QueryLimits(), FakeClock()))
+
+
+def test_labels_of_a_result_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Invalid, match="2 series have 3 names"):
+        patch.setattr("penstock.promql.labels.CELLS_MAX", 5)
+        LabelMatrix.of([{"a": "x", "b": "y"}, {"c": "z"}])
+    monkeypatch.setattr("penstock.promql.label_functions.VALUES_CHARACTERS_MAX", 3)
+    with pytest.raises(Invalid, match="labels of more than 3 characters"):
+        run('label_replace(up,"x","abcd","","")', QueryBudget(QueryLimits(), FakeClock()))
+    result = evaluate(parse_query("up"), SOURCE, GRID, QueryBudget(QueryLimits(), FakeClock()), instant=False)
+    rows = result.to_arrow(SAMPLES)
+    repeated = sum(len(k) + len(v) for pairs in rows.column("labels").to_pylist() for k, v in pairs) + 10 * len(rows)
+    assert int((result.samples.labels.characters() * np.diff(result.samples.starts)).sum()) == repeated
+    monkeypatch.setattr("penstock.promql.results.LABEL_CHARACTERS_MAX", repeated - 1)
+    with pytest.raises(Invalid, match=f"repeat {repeated} characters"):
+        result.to_arrow(SAMPLES)
+    monkeypatch.setattr("penstock.http.prometheus_api.LABEL_CHARACTERS_MAX", 10)
+    with pytest.raises(Invalid, match="at most 10 characters of labels"):
+        result_json(result)

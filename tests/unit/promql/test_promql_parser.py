@@ -107,6 +107,16 @@ def test_kinds_and_selectors() -> None:
         ("1" + "+1" * 30_000, "8192 words"),
         ("1" + "+1" * 200, "nested"),
         ("abs(" * 90 + "abs(" * 90, "nested"),
+        ("".join("-" * (99 - n) + "(" for n in range(100)) + "1" + ")" * 100, "nested"),
+        ("1" + "^1" * 4_000, "nested"),
+        ("up" + " or up" * 2_500, "nested"),
+        ("up[1e30]", "too large"),
+        ("up offset 1e30", "too large"),
+        ("up[1000000y]", "a duration in a query"),
+        ("up offset -1000000y", "a duration in a query"),
+        ("up offset 999999999y", "out of range"),
+        ("up[5m:99999999y]", "must have magnitude"),
+        ("up @ 253402300800", "out of range"),
     ],
 )
 def test_what_is_not_a_query_is_refused(text: str, reason: str) -> None:
@@ -120,6 +130,11 @@ def test_what_is_not_a_query_is_refused(text: str, reason: str) -> None:
 def test_a_query_is_text(given: object) -> None:
     with pytest.raises(Invalid, match="a query is a text"):
         parse_query(given)
+
+
+def test_a_wide_query_is_not_a_deep_one() -> None:
+    wide = " + ".join(["max_of(" + "1 >= bool " * 30 + "1, " + "2 ^ " * 30 + "2)"] * 50)
+    assert isinstance(parse_query(wide), BinaryNode)
 
 
 def test_text_and_comments_do_not_count_as_signs() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Invalid
-from penstock.series.arrow import BlockMaker, LabelColumns, sample_batch
+from penstock.series.arrow import BlockMaker, LabelColumns, sample_batches
 from penstock.series.labels import check_table, encode_labels
 from penstock.series.section import STALE_BITS, SampleBlock, check_block
 from penstock.series.table import split_block
@@ -181,7 +181,7 @@ def test_values_keep_their_bits() -> None:
     assert block is not None
     assert block.bits.tolist() == bits.tolist()
     labels = LabelColumns([encode_labels((("__name__", "cpu"),))])
-    batch = sample_batch(labels, np.zeros(4, np.intp), block.times, block.bits)
+    (batch,) = sample_batches(labels, np.zeros(4, np.intp), block.times, block.bits)
     assert batch.column("value").to_numpy().view(np.uint64).tolist() == bits.tolist()
     whole = BlockMaker().block(pa.table({"time": [1], "value": pa.array([3], pa.int32())}), "cpu")
     assert samples(whole)[0][2] == 3.0
@@ -252,3 +252,14 @@ def test_many_labels_do_not_overflow() -> None:
     assert len(block.series) == 50
     expected = [{"__name__": "cpu", **{name: values[row] for name, values in columns.items()}} for row in range(100)]
     assert [labels for labels, _, _ in samples(block)] == expected
+
+
+def test_long_labels_make_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row repeats them: a batch of usual length would take gigabytes."""
+    monkeypatch.setattr("penstock.series.arrow.BATCH_LABEL_BYTES", 1_000)
+    labels = LabelColumns([encode_labels((("__name__", "m"), ("n", value))) for value in ("a", "x" * 300, "b")])
+    rows = np.repeat(np.arange(3), (50, 7, 50))
+    batches = list(sample_batches(labels, rows, np.arange(107), np.arange(107, dtype=np.uint64)))
+    assert max(batch.num_rows for batch in batches) <= 3
+    assert pa.Table.from_batches(batches).column("time").cast(pa.int64()).to_pylist() == list(range(107))
+    assert [len(batch) for batch in sample_batches(labels, rows[:40], rows[:40], rows[:40].view(np.uint64))] == [40]

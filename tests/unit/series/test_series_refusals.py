@@ -199,3 +199,36 @@ def test_times_of_numpy(metrics: Any) -> None:
 def test_a_label_of_by_that_no_series_has(metrics: Any) -> None:
     found = metrics.aggregate("cpu", function="count", by=["hst"]).to_pylist()
     assert [(row["labels"], row["value"]) for row in found] == [([], 1.0)]
+
+
+class Text(str):
+    """A subclass, as numpy and many libraries have: the writer's encoder does not know it."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("name", ["metric", "type", "unit", "help"])
+def test_metadata_become_plain_texts(metrics: Any, name: str) -> None:
+    """What cannot be encoded would stop the writes of the whole store."""
+    given: dict[str, Any]
+    for text in (Text("gauge"), np.str_("gauge")):
+        given = {"metric": "cpu", name: text}
+        metrics.set_metadata(given.pop("metric"), **given, durable=True)
+    stored = metrics.metadata()["gauge" if name == "metric" else "cpu"]
+    assert getattr(stored, name) == "gauge"
+    for wrong in (None, 5, b"gauge", np.array(["gauge"]), "x\ud800"):
+        given = {"metric": "cpu", name: wrong}
+        refused(metrics, lambda given=given: metrics.set_metadata(**given))
+
+
+@pytest.mark.parametrize("timeout_s", [np.int64(5), np.float64(5.5), True, "5", 0, -1, np.nan, 1e9])
+def test_timeouts_are_plain_numbers_for_connected_tables_too(tmp_path: Path, timeout_s: Any) -> None:
+    with penstock.open(tmp_path / "store") as store, penstock.connect(tmp_path / "store") as client:
+        store.series("metrics").write("cpu", 1.0, time=1, durable=True)
+        good = isinstance(timeout_s, (np.int64, np.float64))
+        for table in (store.series("metrics"), client.series("metrics")):
+            if good:
+                assert table.select("cpu", timeout_s=timeout_s).num_rows == 1
+            else:
+                with pytest.raises(Invalid, match="timeout_s"):
+                    table.select("cpu", timeout_s=timeout_s)

@@ -114,3 +114,16 @@ def test_of_equal_times_the_last_series_counts(metrics: Any) -> None:
         ties.write("m", value, {"n": series}, time=T0 + 5, durable=True)
     ties.write("m", 9.0, {"n": "c"}, time=T0 + 5, durable=True)
     assert ties.aggregate("m", function="last").column("value").to_pylist() == [9.0]
+
+
+def test_sums_past_the_largest_number_warn_nobody(tmp_path: Path) -> None:
+    """A program that makes warnings errors would lose the answer."""
+    with penstock.open(tmp_path / "store") as store:
+        wide: Any = store.series("wide")
+        wide.write_columns("m", [1e308, 1e308, -1e308, np.inf, -np.inf], times=T0 + np.arange(5))
+        names = (*PLAIN, "rate")
+        found = {name: wide.aggregate("m", function=name, step=1).column("value")[0].as_py() for name in names}
+        assert np.isnan(found["sum"])
+        assert (found["min"], found["max"], found["count"]) == (-np.inf, np.inf, 5)
+        wide.delete("m", T0 + 2, T0 + 5)
+        assert wide.aggregate("m", function="sum").column("value").to_pylist() == [np.inf]

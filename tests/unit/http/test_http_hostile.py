@@ -1,0 +1,318 @@
+"""Clients that are slow, cut short or hostile: what is acknowledged is stored, and every wait has an end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from test_http_application import PROTOBUF, Client
+from test_http_remote_write import T, block, labels, sample, snappy, varint
+
+import penstock
+from penstock.errors import (
+    Backpressure,
+    Closed,
+    CorruptionError,
+    DiskFull,
+    Invalid,
+    KindMismatch,
+    Lost,
+    OutcomeUnknown,
+    PartitionPaused,
+    Poisoned,
+)
+from penstock.http import application
+from penstock.http.application import HttpSettings
+from penstock.http.line_protocol import decode_lines
+from penstock.http.otlp import decode_logs, decode_metrics
+from penstock.http.prometheus_api import ANSWERS, POINTS_MAX, ReadRequest, label_values, result_json
+from penstock.http.remote_write import decode_write
+from penstock.http.serving import serve_http
+from penstock.promql import QueryResult, SelectedSamples
+from penstock.promql.labels import LabelMatrix
+from penstock.testing.clock import FakeClock
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with (
+        penstock.open(tmp_path_factory.mktemp("hostile") / "store") as owner,
+        penstock.connect(owner.path) as connected,
+    ):
+        owner.series("metrics")
+        owner.kv("rows")
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def client(store: Any) -> Iterator[Client]:
+    with serve_http(store, HttpSettings(table="metrics", write=True)) as port:
+        yield Client(port)
+
+
+def answer_to(port: int, *parts: bytes, then_close: bool = False) -> bytes:
+    """Send bytes as they are, and return all that is answered until the server closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:
+        for part in parts:
+            wire.sendall(part)
+        if then_close:
+            wire.shutdown(socket.SHUT_WR)
+        answer = b""
+        while more := wire.recv(65_536):
+            answer += more
+    return answer
+
+
+def stored(store: Any, metric: str) -> int:
+    rows: int = store.series("metrics").select(metric).num_rows
+    return rows
+
+
+# -- what is acknowledged is stored
+
+
+def test_a_quote_in_a_comment_or_a_tag_hides_no_lines(client: Client, store: Any) -> None:
+    assert client.send("/write", b'# say "hi\nhidden,a=x"y value=1\nhidden,b=" value=2\n')[0] == 204
+    assert stored(store, "hidden") == 2
+    with pytest.raises(Invalid, match="line 1 .*closing quote"):
+        decode_lines(b'a text="x\nb value=1', 0)
+
+
+def test_all_members_of_gzip_are_read(client: Client, store: Any) -> None:
+    body = gzip.compress(b"member,n=1 value=1\n") + gzip.compress(b"member,n=2 value=1\n")
+    assert client.send("/write", body, Content_Encoding="gzip")[0] == 204
+    assert stored(store, "member") == 2
+    for wrong in (body + b"\0rest", gzip.compress(b"") * 101):
+        assert client.send("/write", wrong, Content_Encoding="gzip")[0] == 400
+
+
+def test_points_that_are_left_out_are_told(client: Client, store: Any) -> None:
+    points: Any = [{"as_double": 1.0}, {"as_double": 2.0}]
+    metrics: Any = [
+        {"name": "deltas", "sum": {"data_points": points, "aggregation_temporality": 1}},
+        {"name": "level", "gauge": {"data_points": points[:1]}},
+    ]
+    sent: Any = [{"scope_metrics": [{"metrics": metrics}]}]
+    body = ExportMetricsServiceRequest(resource_metrics=sent).SerializeToString()
+    status, text, _ = client.send("/v1/metrics", body, **PROTOBUF)
+    told = ExportMetricsServiceResponse.FromString(text).partial_success
+    assert (status, told.rejected_data_points, stored(store, "level")) == (200, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Content-Length: 100\r\n\r\ncut value=1\n",
+        b"Transfer-Encoding: chunked\r\n\r\nc\r\ncut value=1\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nff\r\ncut value=1\n",
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\ncut value=1\n\r\n0\r\n\r\n",
+        b"Content-Length: 12\r\nContent-Length: 13\r\n\r\ncut value=1\n",
+        b"Content-Length: -1\r\n\r\ncut value=1\n",
+    ],
+)
+def test_a_body_that_is_cut_is_not_stored(client: Client, store: Any, body: bytes) -> None:
+    answer = answer_to(client.port, b"POST /write HTTP/1.1\r\nHost: localhost\r\n" + body, then_close=True)
+    assert b" 204 " not in answer
+    assert client.send("/-/healthy")[0] == 200
+    assert stored(store, "cut") == 0
+
+
+def test_nothing_of_a_refused_request_is_stored(client: Client, store: Any) -> None:
+    good, long = (block(1, labels(__name__="part", l=value) + sample(1.0, T)) for value in ("a", "x" * 5_000))
+    headers = {**PROTOBUF, "Content-Encoding": "snappy"}
+    assert client.send("/api/v1/write", snappy(good + long), **headers)[0] == 400
+    described = block(3, whole_metadata("part", "x" * 5_000))
+    assert client.send("/api/v1/write", snappy(good + described), **headers)[0] == 400
+    assert stored(store, "part") == 0
+    same = block(1, labels(__name__="part", l="a", m="") + sample(2.0, T + 1))
+    assert client.send("/api/v1/write", snappy(good + same), **headers)[0] == 204
+    assert store.series("metrics").series("part").num_rows == 1  # a label without a value is absent
+
+
+def whole_metadata(metric: str, text: str) -> bytes:
+    return block(2, metric) + block(4, text)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Invalid("x"), 400),
+        (KindMismatch("x"), 422),
+        (Backpressure("x"), 429),
+        *((error, 503) for error in (OutcomeUnknown("x"), DiskFull("x"), Closed("x"), Poisoned("x"), Lost("x"))),
+        (PartitionPaused("x"), 503),
+        (CorruptionError("x", 0, "y"), 503),
+        (MemoryError(), 500),
+    ],
+)
+def test_only_a_wrong_request_is_answered_with_an_error_that_makes_senders_drop_it(
+    error: Exception, status: int
+) -> None:
+    assert application._refusal(error).status == status
+
+
+# -- a few bytes do not become many
+
+
+def test_long_labels_are_not_repeated_for_each_sample() -> None:
+    wide = labels(__name__="wide", **{f"l{n}": "x" * 4_096 for n in range(60)})
+    found = decode_write(snappy(block(1, wide + sample(1.0, T) * 10_000)), 1).to_block()
+    assert (len(found), len(found.series)) == (10_000, 1)
+
+
+def test_labels_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    symbols = ["", "__name__", "m", "l", "x" * 4_000, *(f"v{n}" for n in range(40))]
+    head = b"".join(block(4, symbol) for symbol in symbols)
+    series = b"".join(block(5, block(1, bytes([1, 5 + n, 3, 4])) + sample(1.0, T)) for n in range(40))
+    assert len(decode_write(snappy(head + series), 2)) == 40
+    monkeypatch.setattr("penstock.http.samples.LABEL_BYTES_MAX", 100_000)
+    with pytest.raises(Invalid, match="too many labels, or too long"):
+        decode_write(snappy(head + series), 2)
+    names = b"".join(block(1, labels(__name__="m", **{f"n{n}": "x"}) + sample(1.0, T)) for n in range(40))
+    assert len(decode_write(snappy(names), 1)) == 40
+    monkeypatch.setattr("penstock.http.samples.LABEL_CELLS_MAX", 1_000)
+    with pytest.raises(Invalid, match="too many labels, or too long"):
+        decode_write(snappy(names), 1)
+    monkeypatch.setattr("penstock.http.samples.SERIES_MAX", 3)
+    with pytest.raises(Invalid, match="describes at most 3"):
+        decode_write(snappy(b"".join(block(3, whole_metadata(f"m{n}", "x")) for n in range(4))), 1)
+
+
+def test_logs_and_attributes_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: Any = [{"key": "k", "value": {"string_value": "x" * 1_000}}]
+    logs: Any = [{"resource": {"attributes": said}, "scope_logs": [{"log_records": [{}] * 50}]}]
+    body = ExportLogsServiceRequest(resource_logs=logs).SerializeToString()
+    assert len(decode_logs(body, 0)) == 50
+    monkeypatch.setattr("penstock.http.otlp.LOG_BYTES_MAX", 20_000)
+    with pytest.raises(Invalid, match="more than 20000 bytes"):
+        decode_logs(body, 0)
+    points: Any = [{"attributes": [{"key": "a.", "value": {"string_value": "x"}}] * 257, "as_int": 1}]
+    sent: Any = [{"scope_metrics": [{"metrics": [{"name": "m", "gauge": {"data_points": points}}]}]}]
+    with pytest.raises(Invalid, match="257 attributes"):
+        decode_metrics(ExportMetricsServiceRequest(resource_metrics=sent).SerializeToString(), 0)
+
+
+def test_many_selectors_end_when_the_client_is_gone(store: Any) -> None:
+    table = store.series("metrics")
+    for answer in (ANSWERS["series"], ANSWERS["labels"], lambda *given: label_values(given[0], "a", given[1])):
+        request = ReadRequest({"match[]": ["{}"] * 3, "timeout": ["5"]}, FakeClock())
+        assert isinstance(answer(table, request), list)
+        request.cancel()
+        with pytest.raises(Closed):
+            answer(table, request)
+
+
+def test_an_answer_has_a_limit_of_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.http.prometheus_api.POINTS_MAX", 9)
+    samples = SelectedSamples(LabelMatrix.empty(1), np.array([0, 10]), np.arange(10), np.zeros(10))
+    with pytest.raises(Invalid, match="at most 9 points, not 10"):
+        result_json(QueryResult("matrix", samples))
+    assert POINTS_MAX > 9
+
+
+# -- every wait has an end
+
+
+def test_a_body_that_does_not_arrive_is_given_up(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "BODY_S", 0.2)
+    with serve_http(store, HttpSettings(table="metrics", write=True)) as port:
+        answer = answer_to(port, b"POST /write HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nslow val")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["errorType"] == "timeout"
+        assert stored(store, "slow") == 0
+
+
+def test_a_connection_without_a_request_is_ended(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.http.serving.IDLE_S", 0.3)
+    with serve_http(store, HttpSettings(table="metrics")) as port:
+        assert answer_to(port) == b""
+        assert answer_to(port, b"GET /-/healthy HTTP/1.1\r\nHost: loc") == b""
+        asked = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        assert answer_to(port, asked, asked[:10]).count(b" 200 OK") == 1
+
+
+def test_a_query_ends_when_its_client_is_gone(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+
+    def slow(table: Any, request: Any) -> Any:
+        budget = request.budget()
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            try:
+                budget.check()
+            except Closed:
+                ended.append(True)
+                raise
+            time.sleep(0.01)
+        ended.append(False)
+
+    monkeypatch.setattr(application, "ANSWERS", {**ANSWERS, "query": slow})
+    with serve_http(store, HttpSettings(table="metrics")) as port:
+        for head in (b"GET /api/v1/query?query=1", b"POST /api/v1/query"):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:
+                wire.sendall(head + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+                time.sleep(0.2)
+        until = time.monotonic() + 8
+        while len(ended) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert ended == [True, True]
+
+
+# -- malformed requests are answered in one line
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        ("/api/v1/labels?" + "a=b&" * 1_001, None, {}, 400),
+        ("/api/v1/labels", b"a=b&" * 1_001, {}, 400),
+        ("/api/v1/labels", None, {"Origin": "http://[evil"}, 403),
+        ("/api/v1/labels", None, {"Origin": "null"}, 403),
+        ("/api/v1/labels", None, {"Host": "localhost:evil"}, 403),
+        ("/api/v1/labels", None, {"Host": "localhost.evil.example"}, 403),
+        ("/api/v1/query_range?query=1&start=0&end=10&step=9999999999999999999y", None, {}, 400),
+        ("/api/v1/query_range?query=1&start=0&end=10&step=0s", None, {}, 400),
+        ("/api/v1/query_range?query=1&start=0&end=10&step=nan", None, {}, 400),
+        ("/api/v1/query_range?query=1&start=nan&end=10&step=1", None, {}, 400),
+        ("/api/v1/query?query=x%5B1e30%5D", None, {}, 400),
+        ("/api/v1/query?query=x%20@%20253402300800", None, {}, 400),
+        ("/api/v1/query?query=" + "(" * 200 + "1" + ")" * 200, None, {}, 400),
+        ("/prometheus/rows/api/v1/query?query=up", None, {}, 422),
+        ("/prometheus/rows/write", b"a value=1", {}, 422),
+        ("/prometheus/..%2Fmetrics/api/v1/labels", None, {}, 404),
+        ("/prometheus/../metrics/api/v1/labels", None, {}, 404),
+        ("/prometheus/%00/api/v1/labels", None, {}, 400),
+        ("/write?precision=fortnight", b"a value=1", {}, 400),
+        ("/api/v1/write", varint(1 << 31) + b"x", {**PROTOBUF, "Content-Encoding": "snappy"}, 400),
+        ("/api/v1/label/a%00b/values", None, {}, 400),
+    ],
+)
+def test_malformed_requests_have_an_answer(
+    client: Client, path: str, body: bytes | None, headers: dict[str, str], status: int
+) -> None:
+    found, text, _ = client.send(path, body, **headers)
+    assert found == status, text
+    assert isinstance(text, bytes) or ("\n" not in text["error"] and text["errorType"] != "internal")
+
+
+def test_a_staleness_marker_keeps_its_bits(client: Client, store: Any) -> None:
+    marker, payload = 0x7FF0000000000002, 0x7FF8DEADBEEF0001
+    stale, other = struct.unpack("<dd", struct.pack("<QQ", marker, payload))
+    body = block(1, labels(__name__="gone") + sample(1.0, T) + sample(stale, T + 1_000) + sample(other, T + 2_000))
+    assert client.send("/api/v1/write", snappy(body), **{**PROTOBUF, "Content-Encoding": "snappy"})[0] == 204
+    values = store.series("metrics").select("gone").column("value").to_numpy().view("u8").tolist()
+    assert values[1:] == [marker, payload]
+    assert client.get("/api/v1/query", query="gone", time=T / 1_000 + 1) == {"resultType": "vector", "result": []}
+    assert client.get("/api/v1/query", query="gone", time=T / 1_000 + 2)["result"][0]["value"][1] == "NaN"
