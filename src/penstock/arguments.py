@@ -58,7 +58,8 @@ def plain_int(value: Any) -> int | None:
     """Return a plain int from an int, a subclass, or an integer of numpy; None for anything else."""
     if isinstance(value, int):
         return None if isinstance(value, bool) else int.__int__(value)
-    return int(value) if isinstance(value, np.integer) else None
+    # numpy derives its durations from its integers.
+    return int(value) if isinstance(value, np.integer) and not isinstance(value, np.timedelta64) else None
 
 
 def seconds(value: Any, what: str, most: float, *, above_zero: bool = False) -> float:

@@ -68,6 +68,10 @@ class DerivedTables:
             pass
         return JobResult.DONE
 
+    def turn(self, info: TableInfo) -> threading.Lock:
+        """Return the lock that is held while a computation of a table is planned, done and committed."""
+        return self._turns.setdefault(info.table_id, threading.Lock())
+
     def derive_now(self, info: TableInfo) -> int:
         """Compute a table in this thread until it holds all that there is; return the number of commits."""
         kind = kind_named(info.kind, info.name)
@@ -81,7 +85,7 @@ class DerivedTables:
     def _derive(self, info: TableInfo, run: Callable[[Derivation], list[Any]]) -> bool:
         """Do the next computation of a table; return whether there was one."""
         kind = kind_named(info.kind, info.name)
-        with self._turns.setdefault(info.table_id, threading.Lock()):
+        with self.turn(info):
             plan = kind.derive(info, self._port) if isinstance(kind, Derived) else None
             if plan is None:
                 return False

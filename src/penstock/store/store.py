@@ -138,7 +138,8 @@ class Store(OpenedParts):
         self._check_writable()
         with translate_os_errors():
             if rebuild:
-                VECTOR.reset(self._port, info)
+                with self._derived.turn(info):  # a step that was planned before would bring back what is dropped
+                    VECTOR.reset(self._port, info)
             self._port.flush(None)
             return self._derived.derive_now(info)
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from penstock.arguments import in_short, plain_int
@@ -59,7 +60,7 @@ def _name(name: Any) -> str:
 
 
 def _value(name: Any, value: Any) -> str | int | float | bool:
-    if value is True or value is False:
+    if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, str):
         plain = str.__str__(value)
@@ -72,11 +73,8 @@ def _value(name: Any, value: Any) -> str | int | float | bool:
     if number is not None:
         if -_INT_MAX - 1 <= number <= _INT_MAX:
             return number
-    elif isinstance(value, float) or type(value).__module__ == "numpy":
-        try:
-            real = float.__float__(value) if isinstance(value, float) else float(value)
-        except (TypeError, ValueError):
-            real = math.nan
+    elif isinstance(value, (float, np.floating)):
+        real = float.__float__(value) if isinstance(value, float) else float(value)
         if math.isfinite(real):
             return real
     raise Invalid(
@@ -107,7 +105,7 @@ def check_encoded(data: bytes) -> None:
 def attribute_table(encoded: Sequence[bytes]) -> pa.Table:
     """Return the attributes of many records as columns, null where a record lacks one.
 
-    Whole numbers and floats under one name become floats; other mixtures become text.
+    Whole numbers and floats under one name become floats, the nearest there are; other mixtures become text.
     """
     columns: dict[str, list[Any]] = {}
     for row, data in enumerate(encoded):
@@ -125,7 +123,7 @@ def attribute_table(encoded: Sequence[bytes]) -> pa.Table:
 def _column(values: list[Any]) -> pa.Array:
     types = {type(value) for value in values} - {type(None)}
     if types == {int, float}:
-        return pa.array(values, pa.float64(), from_pandas=False)
+        return pa.array([value if value is None else float(value) for value in values], pa.float64())
     if len(types) == 1:
         return pa.array(values)
     return pa.array([value if value is None else as_text(value) for value in values], pa.string())

@@ -329,7 +329,10 @@ class VectorDraft:
                 self._drop_below(GENERATION_MAX)
                 self.generations, self._no_index, self._deleted = Generations(), True, BitMap64()
             return
-        if generation > max(now.live(), default=0):  # a new one is begun; ids from here on join it when written
+        if generation > max(now.live(), default=0):
+            if not change.centroids:
+                return  # the index was dropped since the change was made
+            # A new generation is begun: ids from here on join it when they are written.
             now = Generations(now.current, generation, 0, self._next, now.probes)
             self._centroids[generation] = Centroids(
                 np.zeros(0, np.int32), np.zeros((0, self._options.dimensions), np.float32)

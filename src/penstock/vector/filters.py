@@ -28,7 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arguments import in_short
-from penstock.errors import Invalid
+from penstock.errors import Backpressure, Invalid
+from penstock.vector.attributes import as_text
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Where: TypeAlias = Mapping[str, Any] | pc.Expression
@@ -43,13 +44,14 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">=": pc.greater_equal,
 }
 _UNKNOWN = re.compile(r"FieldRef\.Name\((.*?)\)")
-_ROW = "row number of a condition"
+_ROW = ""  # the column of row numbers: no attribute has this name
 
 
-class BoundExpression(NamedTuple):
-    """An expression whose fields are positions in a schema, as one that came from another process is."""
+class BoundCondition(NamedTuple):
+    """A condition on columns of a schema: an expression of another process has their positions; and a table whose
+    parts have an attribute with different types has one type for all."""
 
-    expression: pc.Expression
+    where: Where
     schema: pa.Schema
 
 
@@ -68,9 +70,9 @@ class AttributeCondition:
 
 def compile_condition(where: Any, schema: pa.Schema) -> AttributeCondition:
     """Check a condition; `Invalid` if it does not fit the attributes."""
-    if isinstance(where, BoundExpression):
-        _rows_that_pass(where.schema.empty_table(), where.expression)
-        return AttributeCondition(lambda table: _rows_that_pass(_arranged(table, where.schema), where.expression))
+    if isinstance(where, BoundCondition):
+        bound = compile_condition(where.where, where.schema)
+        return AttributeCondition(lambda table: bound.mask(_arranged(table, where.schema)))
     if isinstance(where, pc.Expression):
         _rows_that_pass(schema.empty_table(), where)
         return AttributeCondition(lambda table: _rows_that_pass(table, where))
@@ -264,8 +266,19 @@ def _arranged(table: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = {}
     for field in schema:
         at = table.schema.get_field_index(field.name)
-        columns[field.name] = pa.nulls(table.num_rows, field.type) if at < 0 else table.column(at).cast(field.type)
+        columns[field.name] = pa.nulls(table.num_rows, field.type) if at < 0 else _as_type(table.column(at), field)
     return pa.table(columns)
+
+
+def _as_type(column: Any, field: pa.Field) -> Any:
+    if column.type == field.type:
+        return column
+    if pa.types.is_string(field.type):
+        return pa.array([value if value is None else as_text(value) for value in column.to_pylist()], pa.string())
+    try:
+        return column.cast(field.type, safe=False)
+    except pa.ArrowException:
+        raise Backpressure(f"attribute {field.name!r} was just written with another type: search again") from None
 
 
 def _rows_that_pass(table: pa.Table, where: pc.Expression) -> Mask:

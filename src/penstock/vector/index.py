@@ -10,7 +10,7 @@ searches (`lists`); without faiss installed they are searched exactly. What the 
     pin      with each snapshot, which keeps the result as long as it lives: a vector that is removed later stays in
              memory, for searches with that snapshot's `below` and `deleted` (`removed`, when it was taken), until no
              pin is left
-    loaded   to be asked before a search: an exception in the middle of a change empties the index (load it again)
+    loaded   to be read before a search: an exception in the middle of a change empties the index (load it again)
     probes   the default of a search; `training.choose_probes` finds it
     allowed  pass the same array for the same condition, unchanged: what is gathered for it is cached by identity
 
@@ -29,7 +29,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from penstock.errors import Poisoned
+from penstock.errors import Backpressure
 from penstock.host import threads
 from penstock.vector.exact import F32, I64, U64, ExactRows, GrowingRows, Mask, ids_at, prepared
 from penstock.vector.lists import (
@@ -44,7 +44,7 @@ from penstock.vector.lists import (
 )
 from penstock.vector.options import Metric
 
-FEW_ROWS = 4_096  # so many rows that pass a filter are searched exactly
+FEW_ROWS = 4_096  # that pass a filter, at most: they are searched exactly
 SLICE_WORK = 1 << 26  # multiplications of a slice of queries: some 10 ms
 SLICE_QUERIES = 1_024
 CHANGE_WAIT_S = 10.0
@@ -72,7 +72,7 @@ class IndexPin:
         self.removals = removals  # before it was taken
 
 
-class _Asked(NamedTuple):
+class _SearchSlice(NamedTuple):
     """What a search wants of a slice of prepared queries."""
 
     queries: F32
@@ -122,6 +122,11 @@ class VectorIndex:
     def count(self) -> int:
         """The number of vectors that a search can find."""
         return 0 if self._kernel is None else len(self._kernel) - len(self._dead)
+
+    @property
+    def count_in_memory(self) -> int:
+        """The number of vectors in memory, removed ones included that a pin keeps."""
+        return 0 if self._kernel is None else len(self._kernel)
 
     @property
     def removed(self) -> U64:
@@ -177,7 +182,7 @@ class VectorIndex:
         self.update(ids, vectors, lists, _NO_IDS)
 
     def remove(self, ids: U64) -> None:
-        """Let searches find these ids no more; ids that are not there are ignored."""
+        """Hide these ids from searches; ids that are not there are ignored."""
         self.update(_NO_IDS, np.empty((0, self.dimensions), np.float32), np.empty(0, np.int32), ids)
 
     def update(self, ids: U64, vectors: F32, lists: I32, gone: U64) -> None:
@@ -306,12 +311,14 @@ class VectorIndex:
         for start in range(0, len(queries), step):
             some = slice(start, start + step)
             with self._search() as kernel:
-                asked = _Asked(queries[some], k, min(probes or self.probes, self.lists), exact)
+                request = _SearchSlice(queries[some], k, min(probes or self.probes, self.lists), exact)
                 dead = self._dead if hidden is None else hidden[kernel.present(hidden)]
                 if allowed is None:
-                    distances[some], ids[some] = self._find(kernel, asked, below, dead)
+                    distances[some], ids[some] = self._find(kernel, request, below, dead)
                 else:
-                    distances[some], ids[some] = self._find_allowed(kernel, asked, _seen(allowed, below, dead), allowed)
+                    distances[some], ids[some] = self._find_allowed(
+                        kernel, request, _seen(allowed, below, dead), allowed
+                    )
         return distances, ids
 
     def _slice(self, probes: int | None, exact: bool) -> int:
@@ -328,26 +335,26 @@ class VectorIndex:
                 self._searching.add(thread)
             kernel = self._kernel
             if kernel is None:
-                raise Poisoned("the index of a vector table is not loaded after an error: search again")
+                raise Backpressure("the index of a vector table is being loaded again after an error: search again")
             yield kernel
         finally:
             self._searching.discard(thread)
             if self._change_waits:
                 self._idle.set()
 
-    def _find(self, kernel: Kernel, asked: _Asked, below: int | None, dead: U64) -> tuple[F32, I64]:
+    def _find(self, kernel: Kernel, request: _SearchSlice, below: int | None, dead: U64) -> tuple[F32, I64]:
         if isinstance(kernel, GrowingRows):
             visible: Mask | None = None
             if len(dead) or (below is not None and len(kernel) and int(kernel.ids[-1]) >= below):
                 visible = np.ones(len(kernel), np.bool_) if below is None else kernel.ids < below
                 visible[np.searchsorted(kernel.ids, dead)] = False
-            return kernel.search(asked.queries, asked.k, visible)
+            return kernel.search(request.queries, request.k, visible)
         selector = self._selector(dead) if len(dead) else None
         if below is not None and below <= kernel.last_id:
             ceiling = range_selector(below)
             selector = ceiling if selector is None else both(ceiling, selector)
-        probes = self.lists if asked.exact else asked.probes
-        found, ids = kernel.search(asked.queries, asked.k, probes, selector)
+        probes = self.lists if request.exact else request.probes
+        found, ids = kernel.search(request.queries, request.k, probes, selector)
         return self._converted(found, ids), ids
 
     def _selector(self, dead: U64) -> Any:
@@ -359,18 +366,18 @@ class VectorIndex:
             selector = self._dead_selector = bitmap_selector(dead, negated=True)
         return selector
 
-    def _find_allowed(self, kernel: Kernel, asked: _Asked, seen: U64, allowed: U64) -> tuple[F32, I64]:
+    def _find_allowed(self, kernel: Kernel, request: _SearchSlice, seen: U64, allowed: U64) -> tuple[F32, I64]:
         filtered = self._filtered.get(id(seen))
         if filtered is None or filtered.allowed is not seen:
             filtered = self._gather(kernel, seen, cached=seen is allowed)
         if filtered.rows is not None:
-            distances, positions = filtered.rows.search(asked.queries, asked.k)
+            distances, positions = filtered.rows.search(request.queries, request.k)
             if isinstance(filtered.rows, FlatRows):
                 distances = self._converted(distances, positions)
             return distances, ids_at(filtered.ids, positions)
         assert isinstance(kernel, PostingLists)
-        lists = _lists_to_probe(kernel, asked, filtered.counts)
-        found, ids = kernel.search_lists(asked.queries, asked.k, lists, filtered.selector)
+        lists = _lists_to_probe(kernel, request, filtered.counts)
+        found, ids = kernel.search_lists(request.queries, request.k, lists, filtered.selector)
         return self._converted(found, ids), ids
 
     def _gather(self, kernel: Kernel, allowed: U64, *, cached: bool) -> _Filtered:
@@ -420,17 +427,17 @@ def _seen(allowed: U64, below: int | None, dead: U64) -> U64:
     return allowed
 
 
-def _lists_to_probe(kernel: PostingLists, asked: _Asked, counts: I64) -> I64:
+def _lists_to_probe(kernel: PostingLists, request: _SearchSlice, counts: I64) -> I64:
     """Return for each query the lists to probe: the nearest that have allowed ids, until these are as many as a search
     without a filter looks at. Filters may be correlated with the lists."""
-    near = np.negative(asked.queries @ kernel.centroids.T)
+    near = np.negative(request.queries @ kernel.centroids.T)
     if kernel.metric == "euclidean":
         near += np.einsum("ij,ij->i", kernel.centroids, kernel.centroids) / 2
     near[:, counts == 0] = np.inf
     order = np.argsort(near, axis=1)
     candidates = np.cumsum(counts[order], axis=1)
-    wanted = int(counts.sum()) if asked.exact else asked.probes * max(1, len(kernel) // len(counts))
-    needed = np.maximum((candidates < wanted).sum(axis=1) + 1, asked.probes)
+    wanted = int(counts.sum()) if request.exact else request.probes * max(1, len(kernel) // len(counts))
+    needed = np.maximum((candidates < wanted).sum(axis=1) + 1, request.probes)
     needed = np.minimum(needed, int(np.count_nonzero(counts)))
     lists = order[:, : max(1, int(needed.max()))].astype(np.int64)
     lists[np.arange(lists.shape[1]) >= needed[:, None]] = -1

@@ -34,6 +34,7 @@ from penstock.scheduler.task import StopSignal
 from penstock.scheduler.work import WorkCancelled, pack
 from penstock.vector.draft import Generations, read_centroids, read_generations, read_postings, read_sequence
 from penstock.vector.keys import CENTROID, DELETED, F32, FIRST_ID, U64, list_of, list_range
+from penstock.vector.lists import faiss_installed
 from penstock.vector.live import LoadedIndex, vector_slices
 from penstock.vector.machine import VectorMachine
 from penstock.vector.operators import decode_ids, encode_ids, id_array
@@ -184,7 +185,7 @@ def use(rows: View, options: VectorOptions, check: Callable[[], None]) -> IndexC
     check()
     index = LoadedIndex(rows, options, generation).index
     check()
-    probes = 1
+    probes = 0 if not faiss_installed() else 1  # 0: not measured
     if index.lists > 1 and index.count:
         probes, _ = choose_probes(index, _sample(rows, options, PROBE_QUERIES, check)[: 2 * PROBE_QUERIES])
     forgotten = decode_ids(rows.get(DELETED)) - listed

@@ -131,10 +131,10 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):
 
     def load_schema(self, input_schema: Any, options: bytes) -> Any:
         check_columns(input_schema)
-        dimensions, given = decode_vector_options(options).dimensions, input_schema.field("vector").type
-        if pa.types.is_fixed_size_list(given) and given.list_size != dimensions:
-            raise Invalid(f"the vectors of this table have {dimensions} dimensions, not {given.list_size}")
-        types = {"id": pa.string(), "vector": pa.list_(given.value_type)}
+        dimensions, vectors = decode_vector_options(options).dimensions, input_schema.field("vector").type
+        if pa.types.is_fixed_size_list(vectors) and vectors.list_size != dimensions:
+            raise Invalid(f"the vectors of this table have {dimensions} dimensions, not {vectors.list_size}")
+        types = {"id": pa.string(), "vector": pa.list_(vectors.value_type)}
         return pa.schema([field.with_type(types.get(field.name, field.type)) for field in input_schema])
 
     def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:

@@ -24,6 +24,7 @@ I32: TypeAlias = npt.NDArray[np.int32]
 
 SCRATCHES_MAX = 8  # values of k with buffers, of a thread
 PARAMETERS_MAX = 64
+SPARSE = 1 << 12  # a set of ids with fewer than one in SPARSE numbers is a hash set, not a bitmap
 FLAT_QUERIES = 16  # from 20 on faiss computes squared distances by a product, which is inexact far from the origin
 _faiss: Any = None
 
@@ -300,11 +301,14 @@ class FlatRows:
 
 
 def bitmap_selector(ids: U64, *, negated: bool = False) -> Any:
-    """Return a selector of these ids, or of all others."""
-    bits = np.zeros(int(ids[-1]) + 1 if len(ids) else 1, np.bool_)
-    bits[ids] = True
-    packed = np.packbits(bits, bitorder="little")
-    selector = _faiss.IDSelectorBitmap(packed)
+    """Return a selector of these ids, or of all others. Requires: they ascend."""
+    size = int(ids[-1]) + 1 if len(ids) else 1
+    if size > SPARSE * max(1, len(ids)):  # ids are never used again: after many upserts they are large numbers
+        selector = _faiss.IDSelectorBatch(ids.astype(np.int64))
+    else:
+        bits = np.zeros(size, np.bool_)
+        bits[ids] = True
+        selector = _faiss.IDSelectorBitmap(np.packbits(bits, bitorder="little"))
     return _faiss.IDSelectorNot(selector) if negated else selector
 
 

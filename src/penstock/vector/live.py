@@ -42,12 +42,13 @@ from penstock.vector.operators import id_array
 from penstock.vector.options import VectorOptions
 from penstock.vector.training import choose_probes, recalls
 
-SAMPLE_MAX = 128  # queries that are kept, and
-SAMPLE_EVERY = 16  # of how many one is kept, when there are enough
+SAMPLE_MAX = 128  # queries in the sample
+SAMPLE_EVERY = 16  # of as many queries one replaces another, when the sample is full
 ADAPT_EVERY = 1_000  # searches
 RECALL_QUERIES = 64  # on which recall is measured
 RECORDS_BYTES_MAX = 64 << 20  # of cached records
 RECORD_OVERHEAD = 200
+UNMEASURED_SHARE = 8  # of the lists a search looks at one, where a machine without faiss made the index
 ID_BYTES = 32  # memory of an id in a kernel, approximately
 CONDITIONS_MAX = 16  # whose allowed ids are cached
 DELETED_MAX = 4_096  # deleted records in cached columns of attributes, beside as many as there are others
@@ -143,8 +144,9 @@ class LoadedIndex:
             else Centroids(np.zeros(0, np.int32), np.zeros((0, options.dimensions), np.float32))
         )
         self._read(view)
-        if generations.probes and generation is None:
-            self.index.probes = min(generations.probes, max(1, self.index.lists))
+        if self.generation and generation is None:
+            probes = generations.probes or self.index.lists // UNMEASURED_SHARE
+            self.index.probes = min(max(1, probes), self.index.lists)
 
     def _read(self, view: View) -> None:
         """Read everything: posting lists that lack a vector, after damage, do not hide it."""
@@ -193,15 +195,19 @@ class IndexBudget:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self._users: weakref.WeakSet[LiveIndex] = weakref.WeakSet()
+        self._lock = threads.lock("vector.budget")
+        self._users: weakref.WeakSet[LiveIndex] = weakref.WeakSet()  # guarded by _lock
 
     def join(self, user: LiveIndex) -> None:
-        """Count a kernel from now on."""
-        self._users.add(user)
+        """Count the kernels of a shard from now on."""
+        with self._lock:
+            self._users.add(user)
 
     def fits(self, user: LiveIndex, size: int) -> bool:
-        """Whether a kernel may take `size` bytes, beside the others."""
-        return size + sum(other.memory_bytes() for other in list(self._users) if other is not user) <= self.bytes_max
+        """Whether the kernels of a shard may take `size` bytes, beside those of the others."""
+        with self._lock:
+            others = [other for other in self._users if other is not user]
+        return size + sum(other.memory_bytes() for other in others) <= self.bytes_max
 
 
 class LiveIndex:
@@ -219,11 +225,12 @@ class LiveIndex:
         self._loaded: LoadedIndex | None = None  # guarded by _lock
         self._lsn = 0  # guarded by _lock: of the last record that was applied, or was in the snapshot of a load
         self._waiting: list[VectorDraft] | None = None  # guarded by _lock: records applied while an index is loaded
+        self._older: tuple[weakref.ref[VectorIndex], ...] = ()  # guarded by _lock: kernels of older snapshots
         self._columns: AttributeColumns | None = None  # replaced whole
         self._allowed: dict[Hashable, tuple[AttributeColumns, U64]] = {}
         self.records: dict[int, tuple[str, bytes]] = {}  # a cache, by internal id, whose record never changes
         self._records_bytes = 0
-        self._asked = 0  # searches; approximate
+        self._searches = 0  # approximate
         self._sample: list[F32] = []  # of queries that were searched; its elements are replaced
         self._adapted_at = 0
 
@@ -240,13 +247,22 @@ class LiveIndex:
         return None if loaded is None else loaded.generation
 
     def memory_bytes(self) -> int:
-        """Return the memory of the kernel and of attributes."""
+        """Return the memory of the kernel, of those that older snapshots have, and of attributes."""
         columns, index = self._columns, self.index
-        return (0 if index is None else index.memory_bytes()) + (0 if columns is None else columns.table.nbytes)
+        now = (0 if index is None else index.memory_bytes()) + (0 if columns is None else columns.table.nbytes)
+        return now + self._older_bytes()
+
+    def _older_bytes(self) -> int:
+        return sum(index.memory_bytes() for some in self._older if (index := some()) is not None)
 
     def fits(self, count: int) -> bool:
-        """Whether the kernel of so many vectors may be in memory."""
-        return self._budget.fits(self, count * (4 * self._options.dimensions + ID_BYTES))
+        """Whether the kernel of `count` vectors may be in memory."""
+        return self._budget.fits(self, count * (4 * self._options.dimensions + ID_BYTES) + self._older_bytes())
+
+    def _keep_counting(self, loaded: LoadedIndex | None) -> None:
+        """Count a kernel that only snapshots have, as long as they have it. Requires: _lock."""
+        if loaded is not None:
+            self._older = (*(some for some in self._older if some() is not None), weakref.ref(loaded.index))
 
     # -- apply
 
@@ -255,16 +271,18 @@ class LiveIndex:
         with self._lock:
             if draft.lsn <= self._lsn:
                 return
-            if self._waiting is not None:
-                self._waiting.append(draft)
+            waiting = self._waiting  # read once: a load that ends sets it to None without the lock
+            if waiting is not None and (not waiting or waiting[-1].lsn < draft.lsn):
+                waiting.append(draft)
             loaded, done = self._loaded, False
             try:
                 if loaded is not None:
                     loaded.take_in(draft)
-                done = loaded is None or not draft.added or self.fits(loaded.index.count)
+                done = loaded is None or not draft.added or self.fits(loaded.index.count_in_memory)
             finally:
                 if not done:  # it grew too large, or may be half changed: the next search looks at the files
                     self._loaded = None
+                    self._keep_counting(loaded)
             self._lsn = draft.lsn
 
     # -- views
@@ -277,15 +295,23 @@ class LiveIndex:
                 return None
             return IndexView.of(loaded)
 
-    def view_of(self, snapshot: Snapshot) -> IndexView:
-        """Return a kernel as of a snapshot: the live one if that can be loaded from it, else one for it alone."""
+    def view_of(self, snapshot: Snapshot) -> IndexView | None:
+        """Return a kernel as of a snapshot: the live one if that can be loaded from it, else one for it alone.
+
+        None if there is no memory for it.
+        """
         with self._loading:
             view = self.view(snapshot)
             if view is None and self.index is None:
                 view = self._load(lambda: snapshot)
-            if view is not None:
-                return view
-        return IndexView.of(LoadedIndex(snapshot, self._options))
+            if view is None:
+                count, live = read_sequence(snapshot).count, self.index
+                if self.fits(count if live is None else count + live.count_in_memory):
+                    loaded = LoadedIndex(snapshot, self._options)
+                    with self._lock:
+                        self._keep_counting(loaded)
+                    view = IndexView.of(loaded)
+            return view
 
     def load(self) -> VectorIndex:
         """Return the kernel of what is applied."""
@@ -337,6 +363,7 @@ class LiveIndex:
                 for draft in self._waiting:
                     if draft.lsn > snapshot.lsn:
                         loaded.take_in(draft)
+                self._keep_counting(self._loaded)
                 self._loaded = loaded
                 self._lsn = max(self._lsn, snapshot.lsn)
             return view
@@ -365,18 +392,18 @@ class LiveIndex:
 
     def sample(self, query: F32) -> None:
         """Keep some of the queries that are searched; `query` must not change."""
-        self._asked += 1
+        self._searches += 1
         if len(self._sample) < SAMPLE_MAX:
             self._sample.append(query)
-        elif not self._asked % SAMPLE_EVERY:
-            self._sample[self._asked // SAMPLE_EVERY % SAMPLE_MAX] = query
+        elif not self._searches % SAMPLE_EVERY:
+            self._sample[self._searches // SAMPLE_EVERY % SAMPLE_MAX] = query
 
     def adapt(self) -> None:
         """Choose how many lists a search looks at by the recall of sampled queries, if there are many new ones."""
         index = self.index
-        if index is None or index.lists < 2 or self._asked < self._adapted_at + ADAPT_EVERY:
+        if index is None or index.lists < 2 or self._searches < self._adapted_at + ADAPT_EVERY:
             return
-        self._adapted_at = self._asked
+        self._adapted_at = self._searches
         index.probes, _ = choose_probes(index, np.stack(self._sample))
 
     def recall(self, k: int = 10) -> tuple[float | None, int]:

@@ -59,6 +59,12 @@ class VectorMachine(TreeMachine):
         self._centroids: dict[int, Centroids] = {}  # by generation
         self.indexed_at = 0  # the next internal id when jobs last found the lists as they should be
 
+    @property
+    def applied(self) -> int:
+        """The last record that both the tree and the kernel have: one that an interrupt left between is repeated."""
+        prepared, lsn = self._prepared, self.tree.lsn
+        return lsn if prepared is None else min(lsn, prepared[0].lsn - 1)
+
     def apply(self, entry: Entry) -> None:
         if self._prepared is not None and self._prepared[0].lsn != entry.lsn:
             self._finish()  # an interrupt came between its edit and its end
@@ -66,7 +72,8 @@ class VectorMachine(TreeMachine):
             sections = entry.decoded or [readable(decode_section, part.payload) for part in entry.sections]
             draft = self._draft(self.tree.view, sections, entry.lsn)
             self._prepared = draft, draft.edit(entry.time_us)
-        self.tree.apply(self._prepared[1])
+        if entry.lsn > self.tree.lsn:
+            self.tree.apply(self._prepared[1])
         self._finish()
 
     def _finish(self) -> None:

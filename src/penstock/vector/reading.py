@@ -146,10 +146,10 @@ class VectorState(ShardSnapshot):
         for query in queries[:SAMPLED_EACH]:
             self._live.sample(query.copy())
         view = self._index
+        if view is None or not view.index.loaded:
+            view = self._index = self._live.view_of(self.snapshot) if self._live.fits(self.count) else None
         if view is None:
-            if not self._live.fits(self.count):
-                return self._nearest_in_files(queries, k, where)
-            view = self._index = self._live.view_of(self.snapshot)
+            return self._nearest_in_files(queries, k, where)
         gone = view.gone
         if self._draft is not None and self._draft.gone:
             gone = np.union1d(gone, id_array(self._draft.gone))
@@ -179,13 +179,23 @@ class VectorState(ShardSnapshot):
                 nearest = merge_nearest([nearest, (distances, found)], k)[:2]
         return nearest
 
-    def attribute_fields(self) -> list[pa.Field]:
-        """Return the names and types of all attributes; a name may stand there twice, if one is not applied yet."""
+    @property
+    def in_one_table(self) -> bool:
+        """Whether filters see all attributes as columns of one table, in which each has one type."""
+        return self._draft is None and self._live.fits(self.count)
+
+    def attribute_fields(self, check: Callable[[], None]) -> Iterator[pa.Field]:
+        """Yield the names and types of all attributes, a name once for each part of the shard that has it."""
+        check()
+        if not self._live.fits(self.count):
+            for _, _, encoded in record_slices(self._view):
+                check()
+                yield from attribute_table(encoded).schema
+            return
         ceiling = read_sequence(self.snapshot).next
-        fields = list(self._live.columns(self.snapshot, self.lsn, ceiling, self.count).table.schema)
+        yield from self._live.columns(self.snapshot, self.lsn, ceiling, self.count).table.schema
         for part in self._draft.live_added() if self._draft is not None else ():
-            fields += attribute_table([attributes for _, attributes in self.records(part.ids.tolist())]).schema
-        return fields
+            yield from attribute_table([attributes for _, attributes in self.records(part.ids.tolist())]).schema
 
     def index_statistics(self) -> dict[str, Any]:
         """Return what is known of the kernel in memory."""

@@ -73,7 +73,10 @@ def plain_ids(ids: Any) -> list[bytes]:
 
 def plain_matrix(values: Any, options: VectorOptions, count: int | None = None) -> F32:
     """Return vectors as rows of float32, a copy; `Invalid` if they do not fit the table."""
-    matrix = _numbers(values)
+    return _checked_matrix(_numbers(values), options, count)
+
+
+def _checked_matrix(matrix: F32, options: VectorOptions, count: int | None) -> F32:
     if matrix.ndim != 2 or (count is not None and len(matrix) != count):
         wanted = "some" if count is None else str(count)
         raise Invalid(
@@ -86,7 +89,16 @@ def plain_matrix(values: Any, options: VectorOptions, count: int | None = None) 
 
 def plain_vector(values: Any, options: VectorOptions) -> F32:
     """Return one vector as float32, a copy; `Invalid` if it does not fit the table."""
-    vector = _numbers(values)
+    return _checked_vector(_numbers(values), options)
+
+
+def plain_queries(values: Any, options: VectorOptions) -> F32:
+    """Return one vector or the rows of a matrix as float32, a copy; `Invalid` if they do not fit the table."""
+    numbers = _numbers(values)
+    return _checked_vector(numbers, options) if numbers.ndim == 1 else _checked_matrix(numbers, options, None)
+
+
+def _checked_vector(vector: F32, options: VectorOptions) -> F32:
     if vector.shape != (options.dimensions,):
         raise Invalid(f"a vector of this table has {options.dimensions} numbers, not the shape {vector.shape}")
     check_vectors(vector.reshape(1, -1), options)
@@ -94,11 +106,13 @@ def plain_vector(values: Any, options: VectorOptions) -> F32:
 
 
 def _numbers(values: Any) -> F32:
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+    if isinstance(values, (pa.Array, pa.ChunkedArray)) and pa.types.is_nested(values.type):
         return _vector_column(values)
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise Invalid("vectors have masked numbers: drop such rows, or fill them")
     try:
         array = np.asarray(values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(f"vectors are arrays of numbers, not {in_short(values)} ({error})") from None
     if array.dtype.kind not in "fiu" and array.size:
         raise Invalid(f"vectors are arrays of numbers, not {in_short(values)}")
@@ -109,9 +123,11 @@ def _numbers(values: Any) -> F32:
 def rows_of(ids: Any, vectors: Any, attributes: Any, options: VectorOptions) -> Upserts | None:
     """Return rows to write; None if there are none; `Invalid` if one breaks a rule."""
     plain = plain_ids(ids)
-    matrix = plain_matrix(vectors, options, len(plain)) if len(plain) or np.size(vectors) else None
+    matrix = _numbers(vectors)
     encoded = _attribute_list(attributes, len(plain))
-    return None if matrix is None else Upserts(plain, matrix, encoded)
+    if not plain and not matrix.size:
+        return None
+    return Upserts(plain, _checked_matrix(matrix, options, len(plain)), encoded)
 
 
 def _attribute_list(attributes: Any, count: int) -> list[bytes]:
@@ -235,15 +251,15 @@ def _attribute_rows(table: pa.Table) -> list[bytes]:
         if not _is_scalar(table.schema.field(name).type):
             kind = table.schema.field(name).type
             raise Invalid(f"the column {in_short(name)} is {kind}: attributes are texts, numbers and bools")
-    given: list[Any] = [None] * table.num_rows
+    dicts: list[Any] = [None] * table.num_rows
     if "attributes" in table.column_names:
-        given = _given(table.column("attributes"))
+        dicts = _attribute_dicts(table.column("attributes"))
     if not others:
-        encoded = [encode_attributes(some) for some in given]
+        encoded = [encode_attributes(some) for some in dicts]
     else:
         columns = [table.column(name).to_pylist() for name in others]
         encoded = []
-        for some, values in zip(given, zip(*columns, strict=True), strict=True):
+        for some, values in zip(dicts, zip(*columns, strict=True), strict=True):
             beside = dict(zip(others, values, strict=True))
             if some and not beside.keys().isdisjoint(some):
                 raise Invalid("an attribute stands in the column attributes and in a column of its own: give it once")
@@ -254,7 +270,7 @@ def _attribute_rows(table: pa.Table) -> list[bytes]:
 _parse = msgspec.json.Decoder(dict[str, str | int | float | bool | None]).decode
 
 
-def _given(column: Any) -> list[Any]:
+def _attribute_dicts(column: Any) -> list[Any]:
     kind = column.type
     if _is_text(kind):
         try:
@@ -264,6 +280,8 @@ def _given(column: Any) -> list[Any]:
     if pa.types.is_map(kind):
         return [None if pairs is None else _from_pairs(pairs) for pairs in column.to_pylist()]
     if pa.types.is_struct(kind):
+        if len({field.name for field in kind}) != kind.num_fields:
+            raise Invalid("the struct of attributes has a name twice")
         rows: list[Any] = column.to_pylist()
         return rows
     raise Invalid(f"the column attributes is {kind}: give a struct, a map or JSON text")

@@ -23,7 +23,7 @@ from penstock.arguments import in_short, whole
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
 from penstock.vector.draft import read_sequence
-from penstock.vector.filters import BoundExpression, compile_condition
+from penstock.vector.filters import BoundCondition, compile_condition
 from penstock.vector.keys import DELETED, F32
 from penstock.vector.operators import decode_ids
 from penstock.vector.options import VectorOptions
@@ -89,15 +89,17 @@ def encode_search(query: SearchQuery) -> bytes:
     """Encode the argument of `search`; `Invalid` if its condition has values that are not plain."""
     try:
         return _encode(query)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Invalid(f"where has a value that is no attribute ({error}): compare with texts, numbers, bools") from None
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Invalid(
+            f"where has a value that is not an attribute ({error}): compare with texts, numbers, bools"
+        ) from None
 
 
 def decode_search(argument: bytes, options: VectorOptions) -> tuple[SearchQuery, F32]:
     """Decode and check the argument of `search`; `Invalid` if it is malformed."""
     try:
         query = _decoder.decode(argument)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the argument of a query does not decode: {error}") from None
     check_k(query.k)
     whole(query.probes, "probes", 0, PROBES_MAX)
@@ -117,7 +119,7 @@ def condition_of(query: SearchQuery) -> Any:
     try:
         bound = pa.substrait.deserialize_expressions(query.expression)
         (expression,) = bound.expressions.values()
-        return BoundExpression(expression, bound.schema)
+        return BoundCondition(expression, bound.schema)
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise Invalid(f"the expression of a search does not decode: {error}") from None
 
@@ -144,7 +146,7 @@ def run_vector_query(
 
 
 def _search(query: SearchQuery, vectors: F32, shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any]:
-    where = condition_of(query)
+    where = _with_types(condition_of(query), shards, context)
     step = max(1, HITS_ROWS // query.k)
     for start in range(0, len(vectors), step):
         some = vectors[start : start + step]
@@ -154,6 +156,17 @@ def _search(query: SearchQuery, vectors: F32, shards: Sequence[VectorState], con
             found.append(shard.nearest(some, query.k, probes=query.probes or None, exact=query.exact, where=where))
         context.check()
         yield hits_batch(shards, found, query.k, start)
+
+
+def _with_types(where: Any, shards: Sequence[VectorState], context: QueryContext) -> Any:
+    """Return a condition for all shards, bound if they have an attribute of it with different types."""
+    if not isinstance(where, dict) or (len(shards) == 1 and shards[0].in_one_table):
+        return where
+    types = {name: some for name, some in _attribute_types(shards, context).items() if name in where}
+    fields = [pa.field(name, _one_type(some)) for name, some in types.items()]
+    if all(len(types[field.name]) == 1 or pa.types.is_floating(field.type) for field in fields):
+        return where  # whole numbers and floats can be compared
+    return BoundCondition(where, pa.schema(fields))
 
 
 def hits_batch(shards: Sequence[VectorState | FileShard], found: Sequence[tuple[F32, Any]], k: int, first: int) -> Any:
@@ -186,16 +199,25 @@ def _count(shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any
 
 
 def _attributes(shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any]:
-    fields: dict[str, Any] = {}
-    for shard in shards:
-        context.check()
-        for field in shard.attribute_fields():
-            known = fields.setdefault(field.name, field.type)
-            if known != field.type:
-                numbers = {known, field.type} == {pa.int64(), pa.float64()}
-                fields[field.name] = pa.float64() if numbers else pa.string()
-    names, types = list(fields), [str(kind) for kind in fields.values()]
+    kinds = {name: _one_type(some) for name, some in _attribute_types(shards, context).items()}
+    names, types = list(kinds), [str(kind) for kind in kinds.values()]
     yield pa.record_batch([pa.array(names, pa.string()), pa.array(types, pa.string())], names=["name", "type"])
+
+
+def _attribute_types(shards: Sequence[VectorState], context: QueryContext) -> dict[str, set[pa.DataType]]:
+    """Return the types that attributes have in parts of a table, by name."""
+    types: dict[str, set[pa.DataType]] = {}
+    for shard in shards:
+        for field in shard.attribute_fields(context.check):
+            types.setdefault(field.name, set()).add(field.type)
+    return types
+
+
+def _one_type(types: set[pa.DataType]) -> pa.DataType:
+    """Return the type of an attribute in a whole table, with the rules of `attributes.attribute_table`."""
+    if len(types) == 1:
+        return next(iter(types))
+    return pa.float64() if types == {pa.int64(), pa.float64()} else pa.string()
 
 
 def _statistics(shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.errors import Invalid
+from penstock.errors import Backpressure, Invalid
 from penstock.kinds import Host, TableService, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.vector.attributes import decode_attributes as _decode_attributes
@@ -45,14 +45,16 @@ class VectorService(TableService):
         data, k, probes = request
         machine: VectorMachine = self._host.machine(self._partition)
         live, vector = machine.live, np.frombuffer(data, np.float32)
-        hits: list[Hit] = []
         for _ in range(ATTEMPTS):
             index = live.index
             if index is None:
                 if not live.fits(read_sequence(machine.tree.view).count):
-                    return self._in_files(machine, vector, k)
+                    break
                 index = live.load()
-            distances, ids = index.search_one(vector, k, probes or None)
+            try:
+                distances, ids = index.search_one(vector, k, probes or None)
+            except Backpressure:
+                continue  # a change of the kernel failed since: load it again
             numbers = ids.tolist()
             if numbers[-1] < 0:  # fewer than k: none follow
                 del numbers[numbers.index(-1) :]
@@ -66,15 +68,15 @@ class VectorService(TableService):
                 _new(Hit, (record[0], distance, _decode_attributes(record[1]) if record[1] else {}))  # type: ignore[index]
                 for record, distance in zip(records, distances.tolist(), strict=False)
             ]
-            break
-        live.sample(vector)
-        return hits
+            live.sample(vector)
+            return hits
+        return self._in_snapshot(machine, vector, k, probes)
 
-    def _in_files(self, machine: VectorMachine, vector: F32, k: int) -> list[Hit]:
-        """Search a shard whose kernel is too large for memory."""
+    def _in_snapshot(self, machine: VectorMachine, vector: F32, k: int, probes: int) -> list[Hit]:
+        """Search a shard whose kernel is too large for memory, or whose records change faster than they are read."""
         state = machine.snapshot()
         try:
-            distances, ids = state.nearest(vector.reshape(1, -1), k)
+            distances, ids = state.nearest(vector.reshape(1, -1), k, probes=probes or None)
             found = state.records(ids[ids >= 0].tolist())
             pairs = zip(found, distances[0].tolist(), strict=False)
             return [Hit(external, distance, _decode_attributes(data)) for (external, data), distance in pairs]

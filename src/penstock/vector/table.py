@@ -14,19 +14,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arguments import ArrowSource, flag, in_short, whole
+from penstock.arguments import ArrowSource, flag, in_short, plain_int, seconds, whole
 from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid
 from penstock.journal.partitions import PartitionId, shard_of, shards_of
-from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, Port, Reading, partitions_of
+from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, QUERY_S_MAX, Port, Reading, partitions_of
 from penstock.lsm.rows import binary_column
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.vector.attributes import decode_attributes
 from penstock.vector.keys import F32
 from penstock.vector.options import Metric, decode_vector_options
-from penstock.vector.rows import arrow_rows, plain_id, plain_ids, plain_matrix, plain_vector, rows_of, schema_of
+from penstock.vector.rows import arrow_rows, plain_id, plain_ids, plain_queries, plain_vector, rows_of, schema_of
 from penstock.vector.searching import HITS, Hit, SearchQuery, check_k, check_probes, encode_search
 from penstock.vector.section import Deletes, Upserts, VectorSection, append_part
 from penstock.vector.service import SEARCH
@@ -150,7 +150,8 @@ class VectorReader:
         return VectorRecord(external.decode(), vector, decode_attributes(value[self._options.vector_bytes :]))
 
     def __contains__(self, id: object) -> bool:  # noqa: A002
-        return isinstance(id, str) and self.get(id) is not None
+        external = plain_id(id)  # for what is not an id, False would be correct, but hide the mistake
+        return self._reading.lookup(self._partition(external), external) is not None
 
     def count(self) -> int:
         """Return the number of vectors."""
@@ -190,7 +191,8 @@ class VectorReader:
         `probes` is how many lists of the index to look at (more: slower, better recall), `exact` compares with all.
         """
         k, number, exact = check_k(k), check_probes(probes), flag(exact, "exact")
-        queries = self._queries(vector)
+        timeout_s = seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True)
+        queries = plain_queries(vector, self._options)
         if queries.ndim == 1:
             batches = self._searched(queries.reshape(1, -1), k, where, number, exact, timeout_s)
             return [
@@ -201,17 +203,6 @@ class VectorReader:
         if not len(queries):
             return HITS.empty_table()
         return pa.Table.from_batches(list(self._searched(queries, k, where, number, exact, timeout_s)), HITS)
-
-    def _queries(self, vector: Any) -> F32:
-        """Return one query vector, or a matrix of them."""
-        if not isinstance(vector, np.ndarray):
-            is_column = isinstance(vector, (pa.Array, pa.ChunkedArray))
-            vector = vector.to_pylist() if is_column and not pa.types.is_nested(vector.type) else vector
-            if not is_column and np.ndim(vector) == 1:
-                return plain_vector(vector, self._options)
-        if isinstance(vector, np.ndarray) and vector.ndim == 1:
-            return plain_vector(vector, self._options)
-        return plain_matrix(vector, self._options)
 
     def _searched(  # noqa: PLR0917
         self, queries: F32, k: int, where: Any, probes: int, exact: bool, timeout_s: float
@@ -254,7 +245,12 @@ class VectorReader:
                 raise Invalid(f"the expression does not fit the attributes of table {self.name}: {line}") from None
         if not isinstance(where, Mapping):
             raise Invalid(f"where is a dict such as {{'lang': 'en'}}, or a pyarrow expression, not {in_short(where)}")
-        return _plain(where), b""
+        try:
+            return _plain(where), b""
+        except RecursionError:
+            raise Invalid(
+                "where is nested too deeply: give a value, a list or a dict of operators by attribute"
+            ) from None
 
     def _attributes_schema(self) -> pa.Schema:
         batches = list(self._reading.query(self._info, "attributes", b""))
@@ -284,12 +280,18 @@ class VectorReader:
 
 
 def _plain(where: Any) -> Any:
-    """Return a condition with plain containers, for other processes."""
+    """Return a condition with plain containers and values, for other processes."""
     if isinstance(where, Mapping):
-        return {name: _plain(value) for name, value in where.items()}
+        return {_plain(name): _plain(value) for name, value in where.items()}
     if isinstance(where, (list, tuple, set, frozenset)):
         return [_plain(value) for value in where]
-    return where.item() if isinstance(where, np.generic) else where
+    if isinstance(where, str):
+        return str.__str__(where)
+    if isinstance(where, float):
+        return float.__float__(where)
+    if isinstance(where, np.generic):
+        return where.item()
+    return where if isinstance(where, bool) or (number := plain_int(where)) is None else number
 
 
 class VectorTable(VectorReader):
@@ -381,6 +383,8 @@ class VectorTable(VectorReader):
 
         `after` is the epoch of a write, which the search waits for.
         """
+        if timeout_s is not QUERY_S:
+            timeout_s = seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True)
         if after is not None:
             number = whole(after, "after", 0, EPOCH_MAX)
             if number:
@@ -400,7 +404,7 @@ class VectorTable(VectorReader):
                 if 1e-30 < square < 1e30:  # neither NaN nor infinite
                     return vector
             return plain_vector(vector, self._options)
-        queries = self._queries(vector)
+        queries = plain_queries(vector, self._options)
         return queries if queries.ndim == 1 else None
 
 

@@ -105,12 +105,12 @@ def nearest_list(vectors: F32, centroids: F32, metric: Metric) -> I32:
 
 
 def list_count(rows: int) -> int:
-    """Return how many lists so many rows should have."""
+    """Return how many lists `rows` vectors should have."""
     return max(1, round(1.25 * math.sqrt(rows)))
 
 
 def sample_size(rows: int) -> int:
-    """Return of how many rows the centroids should be trained."""
+    """Return how many of `rows` vectors the centroids should be trained with."""
     return min(rows, SAMPLE_PER_LIST * list_count(rows))
 
 

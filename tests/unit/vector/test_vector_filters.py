@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Invalid
-from penstock.vector.filters import BoundExpression, compile_condition, condition_key
+from penstock.vector.filters import BoundCondition, compile_condition, condition_key
 
 KINDS = {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
 SCHEMA = pa.schema(KINDS)
@@ -141,7 +141,7 @@ def test_equal_conditions_have_equal_keys() -> None:
 def test_an_expression_from_another_process_finds_its_columns_by_name() -> None:
     """Substrait has positions in a schema; the columns of a shard may be fewer, and in another order."""
     schema = pa.schema({"a": pa.int64(), "b": pa.string(), "c": pa.float64()})
-    where = BoundExpression((pc.field(0) == 1) | (pc.field(1) == "x") | (pc.field(2) > 2), schema)
+    where = BoundCondition((pc.field(0) == 1) | (pc.field(1) == "x") | (pc.field(2) > 2), schema)
     table = pa.table({"c": pa.array([1, 3, None]), "b": pa.array(["x", None, "y"])})
     assert compile_condition(where, table.schema).mask(table).tolist() == [True, True, False]
     nothing = pa.table({"z": [1, 2]})

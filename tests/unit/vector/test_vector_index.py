@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
-from penstock.errors import Invalid, Poisoned
+from penstock.errors import Backpressure, Invalid
 from penstock.vector import index as index_module
 from penstock.vector import lists as lists_module
 from penstock.vector.exact import F32, I64, U64, distances_to, prepared
@@ -305,7 +305,7 @@ def test_an_error_in_a_change_empties_the_index(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.undo()
         assert not index.loaded
         assert index.count == 0
-        with pytest.raises(Poisoned, match="search again"):
+        with pytest.raises(Backpressure, match="search again"):
             index.search_one(QUERIES[0], 3)
         index.add(ids_from(800, 1), VECTORS[:1], np.zeros(1, np.int32))  # a part must not pass for the whole
         assert not index.loaded
