@@ -668,7 +668,7 @@ def test_a_staged_file_is_sent_by_one_who_does_not_see_the_folder(store: RemoteS
             batch.adopt("events", [ready])
     assert batch.duplicate
     assert events.to_arrow().column("payload").equals(table.column("payload").cast(pa.binary()))
-    with pytest.raises(Invalid, match="not staged"):
+    with pytest.raises(Invalid, match="is not a file of tables"):
         store.port._connection.ask(wire.SendFile(partition, staged.chunk_id, "../../x", 0, b"x"), type(None))
 
 
