@@ -73,11 +73,15 @@ class SampleCollector:
             self._check_labels(key)
             number = self._numbers[key] = len(self._series)
             self._series.append(dict(key))
-        if len(self._values) + len(values) > SAMPLES_MAX:
-            raise Invalid(f"a request has at most {SAMPLES_MAX} samples: send fewer at once")
+        self.check_room(len(values))
         self._index += [number] * len(values)
         self._times_us += times_us
         self._values += values
+
+    def check_room(self, samples: int) -> None:
+        """Refuse more samples than a request may have, before they become objects of Python."""
+        if len(self._values) + samples > SAMPLES_MAX:
+            raise Invalid(f"a request has at most {SAMPLES_MAX} samples: send fewer at once")
 
     def _check_labels(self, key: tuple[tuple[str, str], ...]) -> None:
         self._names.update(name for name, _ in key)

@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -177,6 +178,19 @@ def test_long_labels_are_not_repeated_for_each_sample() -> None:
     wide = labels(__name__="wide", **{f"l{n}": "x" * 4_096 for n in range(60)})
     found = decode_write(snappy(block(1, wide + sample(1.0, T) * 10_000)), 1).to_block()
     assert (len(found), len(found.series)) == (10_000, 1)
+
+
+def test_samples_are_counted_before_they_are_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes of a body are a sample, and 90 bytes of memory."""
+    monkeypatch.setattr("penstock.http.samples.SAMPLES_MAX", 1_000)
+    body = snappy(block(1, labels(__name__="m") + block(2, b"") * 100_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Invalid, match="at most 1000 samples"):
+            decode_write(body, 1)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_labels_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
