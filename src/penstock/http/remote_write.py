@@ -139,6 +139,7 @@ def _symbol(symbols: list[str], ref: int) -> str:
 def _add(found: SampleCollector, labels: dict[str, str], series: Any) -> None:
     if not labels.get(METRIC):
         raise Invalid(f"a series has no {METRIC}: name its metric")
+    found.check_room(len(series.samples))
     found.left_out += len(series.histograms)
     times = [sample.timestamp * 1000 for sample in series.samples]
     if times and not TIME_MIN <= min(times) <= max(times) < TIME_MAX:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Invalid
 from penstock.series.labels import METRIC, LabelTable, check_labels
-from penstock.series.section import MetricMetadata, SampleBlock
+from penstock.series.section import HELP_BYTES_MAX, MetricMetadata, SampleBlock
 
 SERIES_MAX = 100_000  # of one request; and of metrics that are described
 SAMPLES_MAX = 1_000_000
@@ -74,11 +73,15 @@ class SampleCollector:
             self._check_labels(key)
             number = self._numbers[key] = len(self._series)
             self._series.append(dict(key))
-        if len(self._values) + len(values) > SAMPLES_MAX:
-            raise Invalid(f"a request has at most {SAMPLES_MAX} samples: send fewer at once")
+        self.check_room(len(values))
         self._index += [number] * len(values)
         self._times_us += times_us
         self._values += values
+
+    def check_room(self, samples: int) -> None:
+        """Refuse more samples than a request may have, before they become objects of Python."""
+        if len(self._values) + samples > SAMPLES_MAX:
+            raise Invalid(f"a request has at most {SAMPLES_MAX} samples: send fewer at once")
 
     def _check_labels(self, key: tuple[tuple[str, str], ...]) -> None:
         self._names.update(name for name, _ in key)
@@ -86,11 +89,12 @@ class SampleCollector:
         if self._label_bytes > LABEL_BYTES_MAX or len(self._names) * (len(self._series) + 1) > LABEL_CELLS_MAX:
             raise Invalid("the series of the request have too many labels, or too long ones: send fewer at once")
 
-    def describe(self, metric: str, **known: Any) -> None:
-        """Add metadata of a metric; the last of a metric counts."""
+    def describe(self, metric: str, **known: str) -> None:
+        """Add metadata of a metric; the last of a metric counts. A text that is too long is cut."""
         if len(self.metadata) == SERIES_MAX:
             raise Invalid(f"a request describes at most {SERIES_MAX} metrics: send fewer at once")
-        self.metadata[metric] = MetricMetadata(metric, **known)
+        texts = {name: text.encode()[:HELP_BYTES_MAX].decode(errors="ignore") for name, text in known.items()}
+        self.metadata[metric] = MetricMetadata(metric, **texts)
 
     def result(self) -> ReceivedSamples:
         """Return what was collected; `Invalid` if a time does not fit."""

@@ -26,7 +26,7 @@ from penstock.http.application import HttpSettings, http_application
 START_S = 10.0
 END_S = 10.0
 CONNECTIONS_MAX = 256
-IDLE_S = 30  # between requests, and for the headers of one
+IDLE_S = 30  # between requests, for the headers of one, and until something of an answer is read
 LOOPBACK_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 
 
@@ -81,7 +81,13 @@ def serve_http(
 
 
 class _PromptProtocol(H11Protocol):
-    """Ends a connection whose next request has not begun, with all of its headers, within IDLE_S seconds."""
+    """Ends a connection on which nothing goes on for IDLE_S seconds.
+
+    The next request has to begin, with all of its headers, and something of an answer has to be read, which is held in
+    memory until then.
+    """
+
+    _reading: asyncio.TimerHandle | None = None  # of a client that does not read as fast as it is answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -92,6 +98,30 @@ class _PromptProtocol(H11Protocol):
         super().data_received(data)  # which stops to wait, even for a part of the headers
         if waiting is not None and self.timeout_keep_alive_task is None and self.conn.their_state is h11.IDLE:
             self._end_at(waiting.when())
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_awaiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_awaiting()
+        super().connection_lost(exc)
+
+    def _await_reading(self, unread: int | None = None) -> None:
+        left = self.transport.get_write_buffer_size()
+        if unread is not None and left >= unread:
+            self.transport.abort()
+        else:
+            self._reading = self.loop.call_later(self.timeout_keep_alive, self._await_reading, left)
+
+    def _stop_awaiting(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _end_at(self, time_s: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_at(time_s, self.timeout_keep_alive_handler)

@@ -123,6 +123,18 @@ class Dispatcher:
         self._unopened.pop(partition, None)
         return opened
 
+    def open_shards(self, table: int) -> bool:
+        """Open all shards of a table, with what they spilled; False if one cannot be opened now."""
+        info = self.ledger.table_by_id(table)
+        try:
+            for shard in range(0 if info is None else info.shards):
+                self.partition(partition_id(table, shard))
+        except Exception as error:
+            threads.raise_interrupt(error)
+            logger.warning("a shard of table %d cannot be opened: %s", table, error)
+            return False
+        return info is not None
+
     def _info(self, partition: PartitionId) -> TableInfo:
         info = self.ledger.table_by_id(table_of(partition))
         if info is None:

@@ -4,15 +4,17 @@ A bulk load stages files under reserved ids, in the folder of their shard, and p
 owner checks both, syncs the files, and only then proposes a record that refers to them. A staged file has a row in the
 manifest with a time after which it may be purged; adoption turns that row into a listed file.
 
-Thread: any; `_lock` guards `_named`.
+Thread: any; `_lock` guards `_named` and `_purging`.
 Invariants: (1) a journal record names only files that are whole, synced and listed as staged. (2) a staged file is
-deleted only when its row is still staged, its lease is over, and no record, spill or running commit names it.
+purged only when its row is still staged, its lease is over, and no record, spill or running commit names it. Recovery
+names the files of the journal's records; a shard that is opened, those of its spill.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +25,7 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_operations import make_dirs, remove_file
 from penstock.host.files import FileSystem
-from penstock.journal.record import REFERENCE, JournalRecord
+from penstock.journal.record import REFERENCE, Section
 from penstock.lsm.writer import index_path
 from penstock.manifest.keys import ChunkKey
 from penstock.manifest.manifest import Manifest
@@ -129,13 +131,26 @@ def files_of(file_name: str) -> tuple[str, ...]:
 class Staging:
     """The staged files of a store."""
 
-    def __init__(self, manifest: Manifest, *, fs: FileSystem, root: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        fs: FileSystem,
+        root: str,
+        clock: Clock,
+        open_shards: Callable[[int], bool] = lambda table: True,
+    ) -> None:
+        """`open_shards` opens the shards of a table, which names what they spilled; False if that fails."""
         self._manifest = manifest
+        self._open_shards = open_shards
         self.fs = fs
         self.root = root
         self._clock = clock
         self._lock = threads.lock("partition.staging")
-        self._named: set[int] = set()  # guarded by _lock: ids that a record or a running commit names
+        # Guarded by _lock: by id, how many records and running commits name a file. Two commits may name one file, and
+        # the one that is refused must not end the protection of the other.
+        self._named: Counter[int] = Counter()
+        self._purging: set[int] = set()  # guarded by _lock: ids that are being deleted
 
     def reserve(self, table: int, folder: str, suffix: str, count: int, lease_s: float) -> list[StagedFile]:
         """Reserve names for files to be built, for `lease_s` seconds and for as long as a commit names them."""
@@ -174,12 +189,14 @@ class Staging:
     def accept(self, table: int, files: Sequence[StagedFile]) -> Reference:
         """Check files and sync them, before a record names them; `Invalid` if one differs from its size and hash."""
         files = plain_files(files)
-        for file in files:
-            row = self._manifest.get_chunk(ChunkKey(table, file.chunk_id))
-            if row is None or not row.staged or row.file_name != file.file_name:
-                raise Invalid(f"{file.file_name} is not staged (any more): stage and build it again")
         self.name(file.chunk_id for file in files)  # before the check: they must not be purged meanwhile
         try:
+            for file in files:
+                row = self._manifest.get_chunk(ChunkKey(table, file.chunk_id))
+                with self._lock:
+                    purging = file.chunk_id in self._purging
+                if row is None or not row.staged or purging or row.file_name != file.file_name:
+                    raise Invalid(f"{file.file_name} is not staged (any more): stage and build it again")
             for file in files:
                 if not self.fs.exists(f"{self.root}/{file.file_name}"):
                     raise Invalid(f"{file.file_name} was not built: build it, then commit")
@@ -210,26 +227,38 @@ class Staging:
     def release(self, chunk_ids: Iterable[int]) -> None:
         """End the protection of files that no commit names any more."""
         with self._lock:
-            self._named.difference_update(chunk_ids)
+            self._named -= Counter(chunk_ids)  # drops what nothing names any more
 
-    def name_all(self, record: JournalRecord) -> None:
-        """Protect the files that a replayed record refers to, whatever its verdict."""
-        for group in record.groups:
-            for section in group.sections:
-                if section.header.form == REFERENCE:
-                    self.name(file.chunk_id for file in decode_reference(section.payload).files)
+    def name_all(self, sections: Iterable[Section]) -> None:
+        """Protect the files that sections of a replayed or spilled record refer to, whatever its verdict."""
+        for section in sections:
+            if section.header.form == REFERENCE:
+                self.name(file.chunk_id for file in decode_reference(section.payload).files)
 
     def purge(self, tables: Iterable[int]) -> int:
         """Delete staged files whose lease is over and that nothing names; return their number."""
         now_ms, purged = self._clock.time_us() // 1_000, 0
         for table in tables:
-            for key, row in list(self._manifest.scan_chunks(table)):
-                with self._lock:
-                    named = key.chunk_id in self._named
-                if row.staged and not named and (row.purge_after_epoch_ms or 0) <= now_ms:
-                    self.discard(key.db_id, [StagedFile(key.chunk_id, row.file_name)])
-                    purged += 1
+            stale = [
+                StagedFile(key.chunk_id, row.file_name)
+                for key, row in self._manifest.scan_chunks(table)
+                if row.staged and (row.purge_after_epoch_ms or 0) <= now_ms
+            ]
+            if stale and self._open_shards(table):  # before the names are read: spills may name these files
+                purged += sum(self._purge_file(table, file) for file in stale)
         return purged
+
+    def _purge_file(self, table: int, file: StagedFile) -> bool:
+        with self._lock:  # a commit that names the file from now on finds that it is being deleted
+            if file.chunk_id in self._named:
+                return False
+            self._purging.add(file.chunk_id)
+        try:
+            self.discard(table, [file])
+        finally:
+            with self._lock:
+                self._purging.discard(file.chunk_id)
+        return True
 
     def discard(self, table: int, files: Sequence[StagedFile]) -> None:
         """Delete staged files, then their rows. A row left by a crash or a failed delete is purged later."""

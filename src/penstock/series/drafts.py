@@ -72,6 +72,7 @@ class RecordDraft:
         self._empty_read: dict[int, BitMap] = {}  # those that do not change here
         self._refilled: dict[int, list[bytes]] = {}  # dictionary keys of series that were empty, by bucket
         self._trimmed = 0  # buckets below are deleted
+        self.empties_series = False  # series that had samples may have none after this
         self._ids = ids
         self._options = options
         self._view = view
@@ -283,6 +284,7 @@ class RecordDraft:
                 start, stop = max(delete.start, first_time), min(delete.end, end_time)
                 if start <= max(first_time, TIME_MIN) and stop >= min(end_time, TIME_MAX):
                     self._empty[bucket] = empty | ids
+                    self.empties_series = True
                 deleted = Tombstones(
                     np.array(ids, np.uint32), np.full(len(ids), start, np.int64), np.full(len(ids), stop, np.int64)
                 )
@@ -299,6 +301,7 @@ class RecordDraft:
                 del sets[number]
         if next(index.buckets(self._view, 0, end), None) is not None:
             self._trimmed = max(self._trimmed, end)
+            self.empties_series = True
 
 
 def _hours(part: SamplePart) -> set[int]:

@@ -115,7 +115,12 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
         return receive_section(payload)
 
     def admit(self, info: TableInfo, sections: Sequence[SeriesSection], machine: SeriesMachine, time_us: int) -> None:
+        term = machine.term  # before the state is read: a delete that is applied meanwhile ends this one
         admit_sections(info.name, sections, decode_series_options(info.options), machine, time_us)
+        for section in sections:
+            sample = section.log[0] if len(section.log) == 1 else None
+            if isinstance(sample, tuple):
+                sample[0].term = term  # its table writes more samples of this series without asking
 
     def frees_space(self, section: SeriesSection) -> bool:
         return all(isinstance(part, (SeriesDelete, BucketTrim)) for part in section.log)

@@ -33,7 +33,7 @@ from penstock.series.loading import staged_payload
 from penstock.series.memtable import SeriesEdit, SeriesMemtable
 from penstock.series.options import SeriesOptions, decode_series_options, encode_series_options
 from penstock.series.reading import SeriesState
-from penstock.series.section import SeriesSection, decode_section, receive_section
+from penstock.series.section import AdmissionTerm, SeriesSection, decode_section, receive_section
 
 
 def open_series_machine(site: MachineContext, descriptor: PartitionDescriptor, options: bytes) -> SeriesMachine:
@@ -62,6 +62,7 @@ class SeriesMachine(TreeMachine):
         self.options = options
         self._site = site
         self.admitted = AdmittedSeries()
+        self.term = AdmissionTerm()
         self._ids = SeriesIds()
         self._prepared: tuple[RecordDraft, SeriesEdit] | None = None  # until it is applied and remembered
 
@@ -127,6 +128,9 @@ class SeriesMachine(TreeMachine):
                 self._ids.remember(draft.learned())
                 for bucket, keys in draft.series_keys():
                     self.admitted.remove(bucket, keys)
+        if draft.empties_series:  # last: an admission that found them with samples has this term
+            ended, self.term = self.term, AdmissionTerm()
+            ended.over = True
         self._prepared = None
 
     def _draft(self, ids: SeriesIds, view: View, sections: Iterable[SeriesSection], lsn: int) -> RecordDraft:

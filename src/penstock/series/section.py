@@ -76,16 +76,29 @@ _INDEX, _TIMES, _BITS = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<u8")
 _COLUMNS: tuple[np.dtype[Any], ...] = (_INDEX, _TIMES, _BITS)
 
 
+class AdmissionTerm:
+    """How long a shard's admissions hold: until samples are deleted, and a series may have to be admitted again."""
+
+    __slots__ = ("over",)
+
+    def __init__(self) -> None:
+        self.over = False
+
+
+_ENDLESS = AdmissionTerm()  # in a client: the owner admits all that it sends
+
+
 class SeriesKey:
     """A series that is written to sample by sample: checked once, then compared by identity."""
 
-    __slots__ = ("bucket", "fingerprint", "labels", "partition")
+    __slots__ = ("bucket", "fingerprint", "labels", "partition", "term")
 
     def __init__(self, labels: Labels, partition: PartitionId) -> None:
         self.labels = labels
         self.partition = partition
         self.fingerprint = fingerprint_of(labels)
         self.bucket = -1  # the last one in which it was admitted
+        self.term = _ENDLESS  # of that admission
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -380,9 +380,9 @@ class SeriesTable(SeriesReader, WritableTable):
             time_us = moment_us(time)
             self._check_window(time_us, time_us)
         bucket = time_us // self._bucket_us
-        if key.bucket == bucket:
+        if key.bucket == bucket and not key.term.over:
             epoch = self._write(key.partition, append_sample, SAMPLE_BYTES, key, (time_us, number))
-        else:  # it may be a new series, which the owner must admit
+        else:  # it may be a new or an emptied series, which the owner must admit
             section = SeriesSection()
             section.log.append((key, time_us, number))
             epoch = self._submit({key.partition: section}, SAMPLE_BYTES)

@@ -160,7 +160,6 @@ class OpenedParts(Tables):
         )
         self.readers = self._collector.readers
         self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
-        self._staging = Staging(self._manifest, fs=self._fs, root=self.path, clock=self._clock)
         self._machine_context = MachineContext(
             fs=self._fs,
             root=self.path,
@@ -190,6 +189,13 @@ class OpenedParts(Tables):
             aside=self._aside,
             journal=self._records,
             settings=settings.dispatcher,
+        )
+        self._staging = Staging(
+            self._manifest,
+            fs=self._fs,
+            root=self.path,
+            clock=self._clock,
+            open_shards=self._dispatcher.open_shards,
         )
         self._consensus = Alone(self._open_journal())
         self._parts.callback(self._consensus.close)
@@ -300,7 +306,7 @@ class OpenedParts(Tables):
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
         folder = f"{self.path}/{descriptor.folder}{SPILL}"
         state = self._manifest.get_wal_state(WalStateKey(descriptor.table_id, descriptor.shard)) or WalStateRecord()
-        return SpillLog(
+        spill = SpillLog(
             self._fs,
             folder,
             random=self._random,
@@ -308,6 +314,12 @@ class OpenedParts(Tables):
             partition=descriptor.partition,
             reach=(state.stored_lsn, state.durable_lsn),
         )
+        with ExitStack() as undo:
+            undo.callback(spill.close)
+            for entry in spill.entries(state.stored_lsn):
+                self._staging.name_all(entry.sections)
+            undo.pop_all()
+        return spill
 
     def _recover(self) -> None:
         """Replay the journal into every partition, and clean up the jobs that a dead process left."""
@@ -319,7 +331,7 @@ class OpenedParts(Tables):
             )
         for lsn, body in self._consensus.records(self._checkpoint.needed_from()):
             record = decode(body, where=f"{self.path}/journal", lsn=lsn)
-            self._staging.name_all(record)
+            self._staging.name_all(section for group in record.groups for section in group.sections)
             self._dispatcher.dispatch(record, lsn)
             self._after_apply(len(body))
         self._begin_time()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from penstock.coordinator import Acknowledgement, Epoch
-from penstock.errors import Closed, DiskFull, NotFound, PenstockError
+from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId, table_of
@@ -299,6 +299,9 @@ class LocalPort(LiveReading):
     def write_staged(self, partition: PartitionId, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
         """Write bytes of a staged file or its index, for a client that cannot; in order, from offset 0."""
         self._check_usable()
+        folder = self._partition(partition).descriptor.folder  # opened: its spill may name the file
+        if not file_name.startswith(f"{folder}/"):
+            raise Invalid(f"{file_name} is not a file of {folder}: write it to the shard that it was staged for")
         self._staging.write(table_of(partition), chunk_id, file_name, offset, data)
 
     # -- what kinds do for their tables

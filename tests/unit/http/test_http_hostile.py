@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,12 +134,19 @@ def test_nothing_of_a_refused_request_is_stored(client: Client, store: Any) -> N
     good, long = (block(1, labels(__name__="part", l=value) + sample(1.0, T)) for value in ("a", "x" * 5_000))
     headers = {**PROTOBUF, "Content-Encoding": "snappy"}
     assert client.send("/api/v1/write", snappy(good + long), **headers)[0] == 400
-    described = block(3, whole_metadata("part", "x" * 5_000))
+    described = block(3, whole_metadata("x" * 5_000, "help"))
     assert client.send("/api/v1/write", snappy(good + described), **headers)[0] == 400
     assert stored(store, "part") == 0
     same = block(1, labels(__name__="part", l="a", m="") + sample(2.0, T + 1))
     assert client.send("/api/v1/write", snappy(good + same), **headers)[0] == 204
     assert store.series("metrics").series("part").num_rows == 1  # a label without a value is absent
+
+
+def test_a_long_help_is_cut(client: Client, store: Any) -> None:
+    """The samples beside it would be lost: an agent drops what is refused."""
+    body = block(1, labels(__name__="told") + sample(1.0, T)) + block(3, whole_metadata("told", "é" * 5_000))
+    assert client.send("/api/v1/write", snappy(body), **{**PROTOBUF, "Content-Encoding": "snappy"})[0] == 204
+    assert store.series("metrics").metadata("told")["told"].help == "é" * 2_048
 
 
 def whole_metadata(metric: str, text: str) -> bytes:
@@ -170,6 +178,19 @@ def test_long_labels_are_not_repeated_for_each_sample() -> None:
     wide = labels(__name__="wide", **{f"l{n}": "x" * 4_096 for n in range(60)})
     found = decode_write(snappy(block(1, wide + sample(1.0, T) * 10_000)), 1).to_block()
     assert (len(found), len(found.series)) == (10_000, 1)
+
+
+def test_samples_are_counted_before_they_are_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes of a body are a sample, and 90 bytes of memory."""
+    monkeypatch.setattr("penstock.http.samples.SAMPLES_MAX", 1_000)
+    body = snappy(block(1, labels(__name__="m") + block(2, b"") * 100_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Invalid, match="at most 1000 samples"):
+            decode_write(body, 1)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_labels_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +262,30 @@ def test_a_connection_without_a_request_is_ended(store: Any, monkeypatch: pytest
         assert answer_to(port, b"GET /-/healthy HTTP/1.1\r\nHost: loc") == b""
         asked = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert answer_to(port, asked, asked[:10]).count(b" 200 OK") == 1
+
+
+def test_a_client_that_does_not_read_its_answer_is_ended(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 32 << 20
+    monkeypatch.setattr(application, "ANSWERS", {**ANSWERS, "query": lambda *_: "x" * size})
+    asked = b"GET /api/v1/query?query=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+    def received(port: int, wait_s: float) -> int:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:
+            wire.sendall(asked)
+            found = len(wire.recv(1))
+            time.sleep(wait_s)
+            try:
+                while more := wire.recv(1 << 20):
+                    found += len(more)
+            except ConnectionError:
+                pass
+        return found
+
+    with serve_http(store, HttpSettings(table="metrics")) as port:
+        assert received(port, 0) > size
+    monkeypatch.setattr("penstock.http.serving.IDLE_S", 0.3)
+    with serve_http(store, HttpSettings(table="metrics")) as port:
+        assert received(port, 1.5) < size
 
 
 def test_a_query_ends_when_its_client_is_gone(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,24 @@ def flood(numbers: range, metric: str = "cpu") -> pa.Table:
     )
 
 
+def test_a_series_that_was_deleted_is_admitted_again(tmp_path: Path) -> None:
+    """A table object that wrote it before asks again, whoever deleted it, and is refused each time."""
+    with penstock.open(tmp_path / "store", settings=QUIET) as store:
+        metrics = small(store, series_max=2)
+        for other in (metrics, store.series("metrics")):
+            for name in ("a", "b"):
+                metrics.write(name, 1.0, time=T0)
+                metrics.write(name, 2.0, time=T0)  # without asking: it was admitted
+            other.delete("a", durable=True)
+            metrics.write("c", 1.0, time=T0)
+            for _ in range(3):
+                with pytest.raises(Invalid, match="holds 2 series and this write adds 1"):
+                    metrics.write("a", 1.0, time=T0)
+                metrics.write("b", 3.0, time=T0)
+            assert metrics.cardinality().series == 2
+            metrics.delete("{}", durable=True)
+
+
 def test_writes_that_are_not_applied_yet_count(tmp_path: Path) -> None:
     waiting = penstock.StoreSettings(background=False, flush_interval_s=3_600.0)
     with penstock.open(tmp_path / "store", settings=waiting) as store:
