@@ -9,6 +9,8 @@ It is available in every process that has the package installed: the owner (incl
 started), clients, and Spark's Python workers. A process reads the entry points once, at the first lookup of an unknown
 name. Neither a store's folder nor a client can name code to load.
 
+Kinds in `LATE` are imported at their first use: without them a client, a Spark worker or a command starts sooner.
+
 Thread: any; `_lock` guards the loading.
 Invariant: a name, a condition and a settings type belong to one kind, the same one for the life of the process.
 """
@@ -17,8 +19,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from importlib import metadata
-from typing import Any
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid, KindMismatch
@@ -27,17 +29,44 @@ from penstock.kinds import Kind, RowConditional
 from penstock.kv.kind import KvKind
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.queue.kind import QueueKind
-from penstock.series.kind import SeriesKind
-from penstock.vector.kind import VectorKind
+
+if TYPE_CHECKING:
+    from penstock.series.kind import SeriesKind
+    from penstock.vector.kind import VectorKind
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 SHARDS_MAX = 1_024
 GROUP = "penstock.kinds"  # of entry points
 
-KV, QUEUE, SERIES, VECTOR = KvKind(), QueueKind(), SeriesKind(), VectorKind()
-BUILT_IN: tuple[Kind, ...] = (KV, QUEUE, SERIES, VECTOR)
+KV, QUEUE = KvKind(), QueueKind()
+LATE = {"series": ("penstock.series.kind", "SeriesKind"), "vector": ("penstock.vector.kind", "VectorKind")}
+BUILT_IN = (KV.name, QUEUE.name, *LATE)
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in BUILT_IN}  # kinds of other packages are added on loading
+
+class _Kinds(dict[str, Kind]):
+    """The kinds that are loaded, by name; a late one is loaded when it is asked for."""
+
+    def __missing__(self, name: str) -> Kind:
+        module, kind = LATE[name]
+        return self.setdefault(name, getattr(import_module(module), kind)())
+
+
+KINDS = _Kinds({kind.name: kind for kind in (KV, QUEUE)})  # kinds of other packages are added on loading
+
+
+def series_kind() -> SeriesKind:
+    """Return the kind of series tables."""
+    return cast("SeriesKind", KINDS["series"])
+
+
+def vector_kind() -> VectorKind:
+    """Return the kind of vector tables."""
+    return cast("VectorKind", KINDS["vector"])
+
+
+def known_kinds() -> list[Kind]:
+    """Return Penstock's own kinds, and those of other packages that are loaded."""
+    return [KINDS[name] for name in (*BUILT_IN, *(name for name in tuple(KINDS) if name not in BUILT_IN))]
 
 
 class _Packages:
@@ -71,6 +100,8 @@ _packages = _Packages()
 
 def find_kind(name: str) -> Kind | None:
     """Return the kind called `name`; None if this process has none."""
+    if name in BUILT_IN:
+        return KINDS[name]
     if name not in KINDS:
         _packages.load()
     return KINDS.get(name)
@@ -78,7 +109,7 @@ def find_kind(name: str) -> Kind | None:
 
 def _check_new(kind: Kind) -> None:
     """Raise `Invalid` if a kind claims a name, a condition or a settings type that is not its own."""
-    if not _NAME.fullmatch(kind.name) or kind.name in KINDS:
+    if not _NAME.fullmatch(kind.name) or kind.name in KINDS or kind.name in BUILT_IN:
         raise Invalid(f"{in_short(kind.name)} is not the name of a new kind")
     for condition in kind.conditions:
         if not condition.startswith(f"{kind.name}."):
@@ -145,7 +176,7 @@ def check_settings(all_settings: tuple[object, ...]) -> None:
 
 
 def _settings_types() -> list[type]:
-    return [type(kind.settings) for kind in tuple(KINDS.values()) if kind.settings is not None]
+    return [type(kind.settings) for kind in known_kinds() if kind.settings is not None]
 
 
 # -- conditions: their names begin with the name of their kind, as in queue.ack
@@ -180,10 +211,10 @@ class _Conditions(Mapping[str, KindCondition]):
         return kind_of_condition(name).conditions[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for kind in tuple(KINDS.values()) for name in kind.conditions)
+        return (name for kind in known_kinds() for name in kind.conditions)
 
     def __len__(self) -> int:
-        return sum(len(kind.conditions) for kind in tuple(KINDS.values()))
+        return sum(len(kind.conditions) for kind in known_kinds())
 
 
 CONDITIONS = _Conditions()

@@ -20,7 +20,7 @@ from penstock.kv import section as kv_section
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT
 from penstock.queue import section as queue_section
 from penstock.queue.messages import Messages
-from penstock.registry import KV, QUEUE, SERIES
+from penstock.registry import KV, QUEUE, series_kind
 from penstock.series.aggregate import AggregateQuery
 from penstock.series.labels import LabelTable, check_labels
 from penstock.series.queries import SeriesQuery, encode_query
@@ -155,7 +155,7 @@ def _samples(*samples: tuple[str, int, float], metric: str = "cpu") -> SampleBlo
 
 class TestSeries(KindContract):
     sample = KindSample(
-        kind=SERIES,
+        kind=series_kind(),
         write=_write_sample,
         rows=_sample_rows,
         expected=lambda numbers: sorted(

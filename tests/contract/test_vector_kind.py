@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.registry import VECTOR
+from penstock.registry import vector_kind
 from penstock.testing.kinds import KindContract, KindSample, QuerySample
 from penstock.vector.attributes import encode_attributes
 from penstock.vector.searching import SearchQuery, encode_search
@@ -34,7 +34,7 @@ def _nearest(numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 class TestVector(KindContract):
     sample = KindSample(
-        kind=VECTOR,
+        kind=vector_kind(),
         write=lambda table, number: table.upsert(f"id {number}", _vector(number), {"n": number}),
         rows=lambda table: sorted(
             (row["id"], row["vector"][:2], row["attributes"]) for row in table.to_arrow().to_pylist()

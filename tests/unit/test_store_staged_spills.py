@@ -242,6 +242,7 @@ def _fail(*_: object) -> None:
 
 def test_a_commit_of_spark(kind: LoadedKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that a task built are committed through a connection, on a real disk; nothing is stored before the end."""
+    pytest.importorskip("pyspark")
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from penstock.spark.table_ref import TableRef

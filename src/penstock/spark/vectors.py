@@ -24,7 +24,7 @@ from penstock.client.store import RemoteSnapshot
 from penstock.errors import Invalid, KindMismatch
 from penstock.kinds import partitions_of
 from penstock.partition.ledger import TableInfo
-from penstock.registry import VECTOR
+from penstock.registry import vector_kind
 from penstock.spark.reading import LEASE_S
 from penstock.spark.table_ref import TableRef
 from penstock.vector.options import VectorOptions, decode_vector_options
@@ -81,7 +81,7 @@ def search(
     """
     ref = TableRef.of({"path": path, "table": table})
     info = ref.info()
-    if info.kind != VECTOR.name:
+    if info.kind != vector_kind().name:
         raise KindMismatch(f"table {table} is of the kind {info.kind}, not vector: search a vector table")
     fields = {field.name: field.dataType for field in frame.schema}
     if not isinstance(fields.get(column), ArrayType):

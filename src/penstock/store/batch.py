@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from penstock.arguments import ArrowSource, whole
 from penstock.arrow_input import is_arrow
@@ -26,11 +26,13 @@ from penstock.partition.ledger import (
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
 from penstock.queue.table import QueueTable
-from penstock.registry import QUEUE, SERIES, VECTOR, is_row_condition, kind_named, kind_of_condition
-from penstock.series.table import SeriesTable
+from penstock.registry import QUEUE, is_row_condition, kind_named, kind_of_condition, series_kind, vector_kind
 from penstock.store.kv_tables import KvOfBatch
 from penstock.store.loading import LEASE_S, PreparedLoad, bundle, check_loads, prepare
-from penstock.vector.table import VectorTable
+
+if TYPE_CHECKING:  # kinds that are imported at their first use
+    from penstock.series.table import SeriesTable
+    from penstock.vector.table import VectorTable
 
 CONDITION_OVERHEAD = 16  # of encoding: more than the lengths of a name and an argument take
 CONDITIONS_BYTES_MAX = CONDITION_BYTES_MAX - 4_096  # a client adds a token
@@ -81,11 +83,11 @@ class StoreBatch(KvOfBatch):
 
     def series(self, name: str) -> SeriesTable:
         """Return an existing series table, whose writes join this batch."""
-        return SERIES.table(self._writes, self._info(name, SERIES), durable=False)
+        return series_kind().table(self._writes, self._info(name, series_kind()), durable=False)
 
     def vector(self, name: str) -> VectorTable:
         """Return an existing vector table, whose writes join this batch."""
-        return VECTOR.table(self._writes, self._info(name, VECTOR), durable=False)
+        return vector_kind().table(self._writes, self._info(name, vector_kind()), durable=False)
 
     def _find(self, name: str) -> TableInfo | None:
         self._check_open()

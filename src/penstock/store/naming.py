@@ -61,5 +61,5 @@ class CreatedTables(NamedTables):
 def check_kind(info: TableInfo, kind: Kind) -> None:
     """`KindMismatch` if a table is of another kind."""
     if info.kind != kind.name:
-        call = f"{info.kind if info.kind in (built_in.name for built_in in BUILT_IN) else 'table'}({info.name!r})"
+        call = f"{info.kind if info.kind in BUILT_IN else 'table'}({info.name!r})"
         raise KindMismatch(f"table {info.name} is of the kind {info.kind}, not {kind.name}: use {call}")

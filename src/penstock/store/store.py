@@ -31,7 +31,7 @@ from penstock.manifest.memory import ReadOnlyEngine
 from penstock.partition.aside import Trouble
 from penstock.partition.checkpoint import CheckpointReport
 from penstock.partition.ledger import TableInfo
-from penstock.registry import VECTOR
+from penstock.registry import vector_kind
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
@@ -134,12 +134,12 @@ class Store(OpenedParts):
 
         The store does it by itself. With `rebuild` the index is dropped first and made anew from the vectors.
         """
-        info = self._info(name, VECTOR)
+        info = self._info(name, vector_kind())
         self._check_writable()
         with translate_os_errors():
             if rebuild:
                 with self._derived.turn(info):  # a step that was planned before would bring back what is dropped
-                    VECTOR.reset(self._port, info)
+                    vector_kind().reset(self._port, info)
             self._port.flush(None)
             return self._derived.derive_now(info)
 

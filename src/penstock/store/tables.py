@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
 from penstock.coordinator import Acknowledgement
@@ -18,14 +18,16 @@ from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
-from penstock.registry import KINDS, QUEUE, SERIES, VECTOR, check_name, find_kind, kind_named
-from penstock.series.options import SeriesOptions
-from penstock.series.table import SeriesReader, SeriesTable
+from penstock.registry import QUEUE, check_name, find_kind, kind_named, known_kinds, series_kind, vector_kind
 from penstock.store.batch import StoreBatch
 from penstock.store.kv_tables import KvOfSnapshot, KvOfStore
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
-from penstock.vector.options import Metric
-from penstock.vector.table import VectorReader, VectorTable
+
+if TYPE_CHECKING:  # kinds that are imported at their first use
+    from penstock.series.options import SeriesOptions
+    from penstock.series.table import SeriesReader, SeriesTable
+    from penstock.vector.options import Metric
+    from penstock.vector.table import VectorReader, VectorTable
 
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation, then 40 of the write
 
@@ -75,9 +77,10 @@ class Tables(KvOfStore):
         self, name: str, *, shards: int = 1, options: SeriesOptions | None = None, create: bool = True
     ) -> SeriesTable:
         """Return a series table; create it, with `options`, if it does not exist, unless `create=False`."""
-        info = self._table(name, SERIES, shards, SERIES.options(options), create=create)
-        SERIES.check_made(info, options)
-        return SERIES.table(self._port, info, durable=self._durable)
+        kind = series_kind()
+        info = self._table(name, kind, shards, kind.options(options), create=create)
+        kind.check_made(info, options)
+        return kind.table(self._port, info, durable=self._durable)
 
     def vector(
         self,
@@ -93,20 +96,22 @@ class Tables(KvOfStore):
         `dimensions` (of a new table) and `metric` (cosine by default, dot or euclidean) are fixed for a table; they may
         be omitted for an existing one.
         """
-        info = self._find(check_name(name))
+        info, kind = self._find(check_name(name)), vector_kind()
         if info is None or dimensions is not None:
-            options = VECTOR.options(dimensions, metric) if flag(create, "create") else b""
+            options = kind.options(dimensions, metric) if flag(create, "create") else b""
         else:
             options = info.options
-        info = self._table(name, VECTOR, shards, options, create=create)
-        VECTOR.check_made(info, dimensions, metric)
-        return VECTOR.table(self._port, info, durable=self._durable)
+        info = self._table(name, kind, shards, options, create=create)
+        kind.check_made(info, dimensions, metric)
+        return kind.table(self._port, info, durable=self._durable)
 
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
         """Return a table of any kind, also of another package; create it if absent. The kind encodes `options`."""
         table_kind = find_kind(kind) if isinstance(kind, str) else None  # type: ignore[redundant-expr]
         if table_kind is None:
-            raise Invalid(f"there is no kind {in_short(kind)}: the kinds are {', '.join(KINDS)}")
+            raise Invalid(
+                f"there is no kind {in_short(kind)}: the kinds are {', '.join(kind.name for kind in known_kinds())}"
+            )
         options = table_kind.options_default if options is None else options
         info = self._table(name, table_kind, shards, options, create=True)
         return table_kind.table(self._port, info, durable=self._durable)
@@ -211,11 +216,11 @@ class StoreSnapshot(KvOfSnapshot):
 
     def series(self, name: str) -> SeriesReader:
         """Return a series table."""
-        return SERIES.reader(self._port, self._info(name, SERIES))
+        return series_kind().reader(self._port, self._info(name, series_kind()))
 
     def vector(self, name: str) -> VectorReader:
         """Return a vector table."""
-        return VECTOR.reader(self._port, self._info(name, VECTOR))
+        return vector_kind().reader(self._port, self._info(name, vector_kind()))
 
     def _find(self, name: str) -> TableInfo | None:
         return self._port.table(name)

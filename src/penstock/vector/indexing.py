@@ -39,7 +39,7 @@ from penstock.vector.live import LoadedIndex, vector_slices
 from penstock.vector.machine import VectorMachine
 from penstock.vector.operators import decode_ids, encode_ids, id_array
 from penstock.vector.options import VectorOptions
-from penstock.vector.reading import open_piece, piece_files
+from penstock.vector.reading import open_piece, piece_files, stored_rows
 from penstock.vector.section import IndexChange, VectorSection
 from penstock.vector.training import (
     TRAINED_ROWS_MIN,
@@ -244,15 +244,14 @@ class IndexPlan:
         start = max(now.assigned, FIRST_ID)
         self._until = min(now.until, start + ASSIGN_IDS * ASSIGN_PARTS)
         (piece,) = snapshot.pieces(partition, 1)
-        files = [name for file in piece_files(piece.detail) for name in (file, index_path(file))]
+        detail = stored_rows(piece.detail)  # what was written since `store_now` joined lists when it was written
+        files = [name for file in piece_files(detail) for name in (file, index_path(file))]
         ranges = [(0, 0)]
         if step == ASSIGN:
             ranges = [(low, min(low + ASSIGN_IDS, self._until)) for low in range(start, self._until, ASSIGN_IDS)]
         self.parts: Sequence[JobPart] = [
             JobPart(
-                arguments=pack(
-                    {"detail": piece.detail, "identity": host.identity, "step": step, "start": low, "end": high}
-                ),
+                arguments=pack({"detail": detail, "identity": host.identity, "step": step, "start": low, "end": high}),
                 reads=tuple(files),
             )
             for low, high in ranges

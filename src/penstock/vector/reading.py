@@ -354,6 +354,13 @@ def open_piece(detail: bytes, root: str, identity: bytes) -> tuple[View, VectorO
     return _PieceView(vectors, View(records, lambda: piece.records.now_us), piece.vectors.now_us), piece.options
 
 
+def stored_rows(detail: bytes) -> bytes:
+    """Return a piece without the rows that are in memory and in no file yet."""
+    piece = _decode(detail)
+    vectors, records = (msgspec.structs.replace(part, memory=[]) for part in (piece.vectors, piece.records))
+    return _encode(VectorPiece(piece.options, vectors, records))
+
+
 def piece_files(detail: bytes) -> list[str]:
     """Return the names of the files that a piece is read from."""
     piece = _decode(detail)

@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.errors import Invalid, KindMismatch, NotFound
-from penstock.registry import SERIES
+from penstock.registry import series_kind
 from penstock.series import rollups
 from penstock.series.section import STALE_BITS
 from penstock.store.store import Store
@@ -107,7 +107,7 @@ def test_a_job_that_is_repeated_or_late_does_no_harm(store: Store) -> None:
     source.write("cpu", 1.0, time=T0, durable=True)
     info = store.port.table("rolled")
     assert info is not None
-    early = SERIES.derive(info, store.port)
+    early = series_kind().derive(info, store.port)
     assert early is not None
     results = store._derived._run_here(early)
     source.write("cpu", 3.0, time=T0 + 1)
@@ -195,7 +195,7 @@ def test_progress_of_an_earlier_release_goes_on(store: Store) -> None:
     source.write("cpu", 1.0, time=T0, durable=True)
     info = store.port.table("rolled")
     assert info is not None
-    plan = SERIES.derive(info, store.port)
+    plan = series_kind().derive(info, store.port)
     assert plan is not None
     plan._after = msgspec.structs.replace(plan._after, source=0)
     plan.commit(store._derived._run_here(plan))

@@ -11,6 +11,7 @@ import pytest
 import penstock
 from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import partitions_of
+from penstock.lsm import file_pieces
 from penstock.manifest.records import JobKind
 from penstock.store.store import Store
 from penstock.vector import indexing
@@ -46,6 +47,34 @@ def recall(docs: Any, queries: Any, k: int = 10) -> float:
     found, truth = (docs.search(queries, k, exact=exact).to_pylist() for exact in (False, True))
     hits = [{row["id"] for row in rows if row["query"] == n} for n in range(len(queries)) for rows in (found, truth)]
     return float(np.mean([len(a & b) / k for a, b in zip(hits[::2], hits[1::2], strict=True)]))
+
+
+def test_an_index_is_made_while_much_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More is in memory than a piece carries, whenever a step is planned."""
+    monkeypatch.setattr(file_pieces, "CARRIED_BYTES_MAX", 1_000)
+    rows = clusters(2_000)
+    with penstock.open(tmp_path / "store") as store:
+        docs: Any = store.vector("docs", dimensions=16, metric="euclidean")
+        docs.upsert([str(n) for n in range(2_000)], rows, durable=True)
+        machine, writes = machine_of(store), list[int]()
+        store_now = machine.store_now
+
+        def store_and_write() -> None:
+            store_now()
+            first = 100 * len(writes)
+            writes.append(first)
+            docs.delete([str(n) for n in range(first, first + 10)], durable=True)
+            docs.upsert([str(n) for n in range(first + 10, first + 100)], rows[first + 10 : first + 100], durable=True)
+
+        machine.store_now = store_and_write
+        assert store.reindex("docs") >= 4
+        machine.store_now = store_now
+        assert writes
+        assert docs.count() == 2_000 - 10 * len(writes)
+        assert docs.statistics().trained
+        assert recall(docs, rows[1_500:1_560]) >= 0.95
+        found = {hit.id for hit in docs.search(rows[0], k=2_000, probes=10_000)}
+        assert found == set(docs.to_arrow().column("id").to_pylist())
 
 
 def test_an_index_is_made_and_used(tmp_path: Path) -> None:
