@@ -78,6 +78,7 @@ class _SearchSlice(NamedTuple):
     queries: F32
     k: int
     probes: int
+    widens: bool  # look at more lists if these have fewer than k
     exact: bool
 
 
@@ -276,8 +277,11 @@ class VectorIndex:
                     self._searching.add(thread)
                 kernel = self._kernel
                 if type(kernel) is PostingLists and not self._dead.size:
-                    pointers, parameters = buffers.pointers, kernel.parameters(probes or self.probes)
-                    kernel.search_raw(1, pointers[0], k, pointers[1], pointers[2], parameters)
+                    pointers, number = buffers.pointers, probes or self.probes
+                    kernel.search_raw(1, pointers[0], k, pointers[1], pointers[2], kernel.parameters(number))
+                    while probes is None and buffers.ids.item(k - 1) < 0 and number < self.lists:
+                        number = min(2 * number, self.lists)  # the lists have fewer than k: look at more
+                        kernel.search_raw(1, pointers[0], k, pointers[1], pointers[2], kernel.parameters(number))
                     return self._nearness(
                         buffers.distances, buffers.ids.item(k - 1) < 0, buffers.ids
                     ), buffers.ids.copy()
@@ -311,7 +315,7 @@ class VectorIndex:
         for start in range(0, len(queries), step):
             some = slice(start, start + step)
             with self._search() as kernel:
-                request = _SearchSlice(queries[some], k, min(probes or self.probes, self.lists), exact)
+                request = _SearchSlice(queries[some], k, min(probes or self.probes, self.lists), probes is None, exact)
                 dead = self._dead if hidden is None else hidden[kernel.present(hidden)]
                 if allowed is None:
                     distances[some], ids[some] = self._find(kernel, request, below, dead)
@@ -355,6 +359,9 @@ class VectorIndex:
             selector = ceiling if selector is None else both(ceiling, selector)
         probes = self.lists if request.exact else request.probes
         found, ids = kernel.search(request.queries, request.k, probes, selector)
+        while request.widens and probes < self.lists and len(few := np.flatnonzero(ids[:, -1] < 0)):
+            probes = min(2 * probes, self.lists)
+            found[few], ids[few] = kernel.search(request.queries[few], request.k, probes, selector)
         return self._converted(found, ids), ids
 
     def _selector(self, dead: U64) -> Any:
@@ -437,6 +444,7 @@ def _lists_to_probe(kernel: PostingLists, request: _SearchSlice, counts: I64) ->
     order = np.argsort(near, axis=1)
     candidates = np.cumsum(counts[order], axis=1)
     wanted = int(counts.sum()) if request.exact else request.probes * max(1, len(kernel) // len(counts))
+    wanted = max(wanted, request.k) if request.widens else wanted
     needed = np.maximum((candidates < wanted).sum(axis=1) + 1, request.probes)
     needed = np.minimum(needed, int(np.count_nonzero(counts)))
     lists = order[:, : max(1, int(needed.max()))].astype(np.int64)

@@ -212,18 +212,20 @@ def plan_index(info: TableInfo, host: Host) -> IndexPlan | None:
                 snapshot.close()
                 raise
             snapshot.close()
-            machine.indexed_at = read_sequence(machine.tree.view).next
+            machine.indexed_at = read_sequence(machine.tree.view)
     return None
 
 
 def is_due(machine: VectorMachine) -> bool:
-    """Whether to look at the lists of a shard: many vectors were written since the last look, or a step is open."""
+    """Whether to look at the lists of a shard: much was written or deleted since the last look, or a step is open."""
     now, sequence = read_generations(machine.tree.view), read_sequence(machine.tree.view)
     if now.building:
         return True
     if not now.current:
         return sequence.count >= TRAINED_ROWS_MIN
-    return sequence.next - machine.indexed_at > max(1_000, sequence.count // 20)
+    written = sequence.next - machine.indexed_at.next
+    deleted = machine.indexed_at.count + written - sequence.count
+    return max(written, deleted) > max(1_000, sequence.count // 20)
 
 
 class IndexPlan:
@@ -272,7 +274,7 @@ class IndexPlan:
         group.sections[self._partition] = VectorSection(change)
         self._host.port.commit_and_wait(group, len(encode_change(change)) + 1_024)
         if change.use:
-            self._machine.indexed_at = read_sequence(self._machine.tree.view).next
+            self._machine.indexed_at = read_sequence(self._machine.tree.view)
             self._machine.live.refresh()
 
     def close(self) -> None:

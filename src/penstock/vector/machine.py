@@ -19,7 +19,7 @@ from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
-from penstock.vector.draft import Centroids, StoredRows, VectorDraft, read_centroids
+from penstock.vector.draft import Centroids, IdSequence, StoredRows, VectorDraft, read_centroids
 from penstock.vector.keys import DICTIONARY
 from penstock.vector.live import IndexBudget, LiveIndex
 from penstock.vector.options import VectorOptions, decode_vector_options
@@ -57,7 +57,7 @@ class VectorMachine(TreeMachine):
         self.live = LiveIndex(options, tree.snapshot, budget)
         self._prepared: tuple[VectorDraft, Edit] | None = None  # until it is applied and taken in
         self._centroids: dict[int, Centroids] = {}  # by generation
-        self.indexed_at = 0  # the next internal id when jobs last found the lists as they should be
+        self.indexed_at = IdSequence()  # when jobs last found the lists as they should be
 
     @property
     def applied(self) -> int:

@@ -314,6 +314,23 @@ def test_an_error_in_a_change_empties_the_index(monkeypatch: pytest.MonkeyPatch)
         check(index.search(QUERIES, 5, exact=True), truth(ids_from(1, 600), VECTORS, QUERIES, 5, "dot"), 5)
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_search_finds_k_if_there_are_k(metric: Metric) -> None:
+    index = made("lists", metric)
+    index.probes = 1
+    everything = ids_from(5, 600)
+    for pinned in (False, True):
+        pin = index.pin() if pinned else None
+        index.remove(ids_from(5, 2))
+        left = everything[2:]
+        assert set(index.search_one(QUERIES[0], 598)[1].tolist()) == set(left.tolist())
+        assert (index.search(QUERIES, 400)[1] >= 0).all()
+        assert (index.search(QUERIES, 400, allowed=left)[1] >= 0).all()
+        assert (index.search_one(QUERIES[0], 700)[1] >= 0).sum() == 598  # there are no more
+        assert (index.search_one(QUERIES[0], 598, 1)[1] < 0).any()  # as was asked for
+        del pin
+
+
 def test_huge_searches_are_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     index = made("lists", "dot")
     whole = index.search(QUERIES, 5, probes=3)

@@ -77,6 +77,19 @@ def test_an_index_is_made_while_much_is_written(tmp_path: Path, monkeypatch: pyt
         assert found == set(docs.to_arrow().column("id").to_pylist())
 
 
+def test_deletes_alone_leave_the_lists_in_the_end(tmp_path: Path) -> None:
+    rows = clusters(3_000)
+    with penstock.open(tmp_path / "store") as store:
+        docs: Any = store.vector("docs", dimensions=16, metric="euclidean")
+        docs.upsert([str(n) for n in range(3_000)], rows, durable=True)
+        store.reindex("docs")
+        for end in (1_900, 3_000):  # most, and then all
+            docs.delete([str(n) for n in range(end)], durable=True)
+            assert store.reindex("docs") >= 2
+            assert docs.statistics().deleted == 0
+            assert len(docs.search(rows[0], k=2_000, probes=10_000)) == 3_000 - end
+
+
 def test_an_index_is_made_and_used(tmp_path: Path) -> None:
     rows = clusters(3_000)
     with penstock.open(tmp_path / "store") as store:
