@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 import weakref
 
 from penstock.errors import Closed, StoreLocked
 from penstock.host import threads
 from penstock.host.paths import parent
+
+LOOKS, LOOK_S = 10, 0.03  # how often a lock that seems shared is tried, and the time between
 
 
 class OsReadLock:
@@ -26,11 +29,10 @@ class OsReadLock:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             threads.after_fork(self, OsReadLock.release)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            refusal = _refusal(path, self._fd) if isinstance(error, BlockingIOError) else error
+            _take(path, self._fd, fcntl.LOCK_SH)
+        except (OSError, StoreLocked):
             self.release()
-            raise refusal from None
+            raise
 
     def check(self) -> None: ...
 
@@ -42,6 +44,22 @@ class OsReadLock:
 
     def __del__(self) -> None:
         self.release()
+
+
+def _take(path: str, fd: int, kind: int) -> None:
+    """Lock a file; `StoreLocked` if others have it.
+
+    One that is shared is tried again: its owner may have ended between two looks, and others share it while they look.
+    """
+    for left in reversed(range(LOOKS)):
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            refusal = _refusal(path, fd)
+        if not left or not refusal.read_only:
+            raise refusal
+        time.sleep(LOOK_S)
 
 
 def _refusal(path: str, fd: int) -> StoreLocked:
@@ -92,11 +110,10 @@ class OsLock:
             self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
             threads.after_fork(self, OsLock._close)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            refusal = _refusal(path, self._fd) if isinstance(error, BlockingIOError) else error
+            _take(path, self._fd, fcntl.LOCK_EX)
+        except (OSError, StoreLocked):
             self._close()
-            raise refusal from None
+            raise
         self._status = os.fstat(self._fd)
         _held.add(self)
 
