@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,6 @@ from penstock.kinds import partitions_of
 from penstock.store.store import Store
 
 RNG = np.random.default_rng(7)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with penstock.open(tmp_path / "store") as opened:
-        yield opened
-
-
-@pytest.fixture(params=["owner", "client"])
-def place(request: Any, store: Store) -> Iterator[Any]:
-    if request.param == "owner":
-        yield store
-    else:
-        with penstock.connect(store.path) as client:
-            yield client
 
 
 def record(docs: Any, name: Any) -> Any:

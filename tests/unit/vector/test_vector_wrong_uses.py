@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import pyarrow.compute as pc
 import pytest
 from vector_place import OPTIONS, VectorPlace, upserts
 
-import penstock
 from penstock.errors import Invalid
 from penstock.journal.partitions import shard_of
 from penstock.kinds import partitions_of
@@ -27,21 +24,6 @@ from penstock.vector.live import LoadedIndex
 from penstock.vector.section import IndexChange
 
 RNG = np.random.default_rng(11)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with penstock.open(tmp_path / "store") as opened:
-        yield opened
-
-
-@pytest.fixture(params=["owner", "client"])
-def place(request: Any, store: Store) -> Iterator[Any]:
-    if request.param == "owner":
-        yield store
-    else:
-        with penstock.connect(store.path) as client:
-            yield client
 
 
 def ids(hits: Any) -> list[str]:
