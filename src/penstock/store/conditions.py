@@ -56,12 +56,15 @@ def submit_if(
     """Append a group if its rows are as expected, else raise the error of the first that is not."""
     deadline_s, group.judged = clock.monotonic_s() + JUDGE_S, True
     while True:
+        unused = _is_unused(dispatcher, token)
+        # This may wait for late shards, which nobody may do with the turn.
+        rows = _by_shard(expectations if unused else (), machine_of)
         try:
             with dispatcher.turn:
                 dispatcher.finish()
-                unused = token is None or dispatcher.ledger.token_verdict(*token) is Verdict.ACCEPTED
-                rows = _by_shard(expectations if unused else (), machine_of)
-                if not _touches(coordinator, rows):
+                if unused and not _is_unused(dispatcher, token):
+                    unused, rows = False, {}
+                if not _are_late(dispatcher, rows) and not _touches(coordinator, rows):
                     if unused:
                         _judge(expectations, rows)
                     return coordinator.write_into(_add_untouched, size, group, coordinator, rows, 0.0)
@@ -71,6 +74,16 @@ def submit_if(
             if clock.monotonic_s() >= deadline_s:
                 raise
         _wait_for_others(coordinator, deadline_s - clock.monotonic_s())
+
+
+def _is_unused(dispatcher: Dispatcher, token: tuple[str, int] | None) -> bool:
+    return token is None or dispatcher.ledger.token_verdict(*token) is Verdict.ACCEPTED
+
+
+def _are_late(dispatcher: Dispatcher, rows: KeysOfShards) -> bool:
+    """Whether a write to one of the shards is dispatched and not applied."""
+    shards = map(dispatcher.known, rows)
+    return any(shard is None or shard.late for shard in shards)
 
 
 def _by_shard(expectations: Sequence[Expectation], machine_of: Callable[[PartitionId], Machine]) -> KeysOfShards:

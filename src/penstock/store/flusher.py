@@ -175,6 +175,15 @@ class StoreFlusher:
         self._applied(flushed.size)
         return self._dispatcher.published
 
+    def finish_apply(self, waits: bool) -> None:
+        """Apply what `apply` left, in this thread if it `waits` for it and nobody else has to, or in workers.
+
+        The thread has no turn any more, so files that hang keep nobody but this thread.
+        """
+        dispatcher = self._dispatcher
+        if dispatcher.backlogs.left or dispatcher.to_open:
+            dispatcher.give_out(own=waits)
+
     def recover(self) -> None:
         self._consensus.recover()
 

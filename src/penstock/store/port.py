@@ -107,7 +107,7 @@ class LocalPort(LiveReading):
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         known = self._known(partition)
-        if known is None or known.refusal is not None or self.read_only is not None:
+        if known is None or known.guarded or self.read_only is not None:
             self._admit(partition, insert, a, b)
         return self._write_into(insert, size, partition, a, b)
 

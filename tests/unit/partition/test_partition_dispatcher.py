@@ -9,7 +9,7 @@ from store_model import SETTINGS, open_simulated
 
 from penstock.errors import Backpressure, Invalid
 from penstock.kv.machine import KvMachine
-from penstock.partition.backlog import DispatcherSettings
+from penstock.partition.admission import DispatcherSettings
 from penstock.partition.machine import Entry
 from penstock.testing import FakeClock, SimulatedDisk
 
