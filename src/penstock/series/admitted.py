@@ -9,7 +9,7 @@ Invariant: while `lock` is held, a series that was applied is known to the shard
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping
 from itertools import takewhile
 
 from penstock.host import threads
@@ -26,10 +26,9 @@ class AdmittedSeries:
         # By bucket, metric and dictionary key, the time when it is forgotten; the oldest first. Guarded by lock.
         self._until: dict[int, dict[str, dict[bytes, int]]] = {}
 
-    def new(self, bucket: int, metric: str, keys: Set[bytes]) -> int:
+    def new(self, bucket: int, metric: str, keys: Collection[bytes]) -> int:
         """Return how many of some series of a metric are not here."""
-        known = self._until.get(bucket, {}).get(metric, {})
-        return len(keys - known.keys())
+        return len(set(keys).difference(self._until.get(bucket, {}).get(metric, ())))
 
     def count(self, bucket: int, metric: str | None = None) -> int:
         """Return the number of series in a bucket, or of one metric in it."""

@@ -141,7 +141,7 @@ def _query(snapshot: SnapshotReading, info: TableInfo, name: str, argument: Roll
 def _series_count(snapshot: SnapshotReading, source: TableInfo) -> int:
     """Return the number of series of the bucket that has most, at least 1."""
     batches = snapshot.query(source, "statistics", encode_query(SeriesQuery()))
-    return max(1, *(row["series"] for batch in batches for row in batch.to_pylist()))
+    return max(1, *(int(row["series"]) for batch in batches for row in batch.to_pylist()))
 
 
 class _Due(msgspec.Struct, frozen=True):
@@ -190,12 +190,13 @@ class RollupPlan:
         self._before, self._after = due.before(source.table_id), due.after(snapshot.lsn, source.table_id)
         self._anew = due.anew
         self._ranges: list[tuple[int, int]] = []  # of each part
-        self.parts: list[JobPart] = []
+        parts: list[JobPart] = []
         for start, end in due.ranges():
             for partition in partitions_of(source):
                 for piece in snapshot.pieces(partition, 1, time_key(start), time_key(end)):
                     self._ranges.append((start, end))
-                    self.parts.append(self._part(piece, due.step_us))
+                    parts.append(self._part(piece, due.step_us))
+        self.parts: Sequence[JobPart] = parts
 
     def _part(self, piece: Piece, step_us: int) -> JobPart:
         arguments: dict[str, Any] = {

@@ -291,9 +291,12 @@ def test_jobs_and_commits_have_a_bound(store: Store, monkeypatch: pytest.MonkeyP
     samples = many(source)
     sizes: list[int] = []
     submit = store.port.commit_and_wait
-    monkeypatch.setattr(
-        store.port, "commit_and_wait", lambda group, size, *rest: sizes.append(size) or submit(group, size, *rest)
-    )
+
+    def counted(group: Any, size: int) -> Any:
+        sizes.append(size)
+        return submit(group, size)
+
+    monkeypatch.setattr(store.port, "commit_and_wait", counted)
     assert store.roll_up("rolled") == (3 if step_s == 60 else 1)
     assert rolled(target) == expected(samples, step_s)
     labels = 600  # of a section
