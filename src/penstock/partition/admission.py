@@ -54,7 +54,7 @@ class DispatcherSettings:
 
     partition_operations_max: int = 10_000  # entries that wait in one partition
     partition_bytes_max: int = 64 << 20
-    partition_age_s_max: float = 60.0  # of the oldest waiting entry
+    partition_age_s_max: float = 3600.0  # of the oldest waiting entry
     partition_lag_max: int = 1_000_000  # records between the newest one and the oldest that waits
     operations_max: int = 100_000  # in all partitions
     bytes_max: int = 256 << 20
