@@ -73,6 +73,7 @@ class AsyncStore(AsyncKvOfStore):
     tables = awaited(Tables.tables)
     drop = awaited(Tables.drop)
     flush = awaited(Tables.flush)
+    wait_for = awaited(Tables.wait_for)
 
     @property
     def sync(self) -> Store | RemoteStore:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,30 @@ class Tables(KvOfStore):
         """Wait until all writes up to `epoch` are durable; None or 0 means all writes so far."""
         self._check_writable()
         return self._port.flush(check_epoch(epoch), seconds(timeout_s, "timeout_s", math.inf))
+
+    def wait_for(self, lsn: int, *, tables: Iterable[str] | None = None, timeout_s: float = 60.0) -> int:
+        """Wait until tables have applied every record up to `lsn`; None means all tables. Return the LSN they reached.
+
+        A snapshot taken next holds these records. `WaitExpired` after `timeout_s`; `PartitionPaused` at once if one of
+        the tables is paused or frozen.
+
+        >>> lsn = store.queue("events").append(b"e").lsn
+        >>> store.wait_for(lsn, tables=["events"], timeout_s=10.0) >= lsn
+        True
+        """
+        self._check_usable()
+        lsn = whole(lsn, "lsn", 0, (1 << 63) - 1)
+        if isinstance(tables, (str, bytes)):
+            raise Invalid(f"tables is a list of names, not {in_short(tables)}: give [{in_short(tables)}]")
+        names = None if tables is None else [check_name(name) for name in tables]
+        infos = self._port.tables() if names is None else [self._existing(name) for name in names]
+        return self._port.wait_for(lsn, infos, seconds(timeout_s, "timeout_s", math.inf))
+
+    def _existing(self, name: str) -> TableInfo:
+        info = self._find(name)
+        if info is None:
+            raise self._unknown(name)
+        return info
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
