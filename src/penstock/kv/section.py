@@ -49,7 +49,7 @@ class Rows(dict[bytes, "bytes | Operation"]):
         """Return a section of one row."""
         rows = cls()
         rows.plain = isinstance(operation, bytes)
-        rows.operands = not rows.plain and operation[0] >= MERGE  # type: ignore[operator]
+        rows.operands = not rows.plain and operation[0] >= MERGE
         rows[key] = operation
         return rows
 

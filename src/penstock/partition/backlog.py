@@ -186,6 +186,7 @@ class Backlogs:
     def give_out(self, *, own: bool) -> None:
         """Let threads apply what was left by `enqueue`; `own`: this thread may, if it is one partition's."""
         left, self.left = self.left, []
+        left = list(dict.fromkeys(left))
         if not self.workers.count or (own and len(left) == 1):
             for partition in left:
                 self.drain(partition)

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PartitionPaused, PenstockError, WaitExpired
 from penstock.host import threads
@@ -149,7 +150,7 @@ class Checkpoint:
                     self._dispatcher.tracker.acknowledge(number, partition.machine.stored)
                     continue
                 entries = self._sections_of(number, lsn)
-                self._bounded(partition, lambda spill=partition.spill, entries=entries: spill.append(entries))
+                self._bounded(partition, partial(partition.spill.append, entries))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
             except (WaitExpired, PartitionPaused) as error:

@@ -161,7 +161,10 @@ class StoreFlusher:
             raise error
 
     def apply(self, flushed: Flushed) -> int:
-        """Dispatch the records; return the LSN up to which everything is applied."""
+        """Dispatch the records; return the LSN up to which everything is applied, or late: see `Dispatcher`."""
+        backlogs = self._dispatcher.backlogs
+        if backlogs.left:
+            self._dispatcher.give_out(own=False)  # of an earlier batch, and perhaps of other writers
         for flushed_record in flushed.records:
             record, lsn, decoded = flushed_record.record, flushed_record.lsn, flushed_record.decoded
             try:
@@ -172,6 +175,8 @@ class StoreFlusher:
                 group.verdict = verdict
             for number, index in judgement.refused_by.items():
                 flushed_record.groups[number].refused_by = index
+        if backlogs.left and _touches_several(flushed):
+            self._dispatcher.give_out(own=False)  # this thread must not hang in files that it did not write to
         self._applied(flushed.size)
         return self._dispatcher.published
 
@@ -186,6 +191,17 @@ class StoreFlusher:
 
     def recover(self) -> None:
         self._consensus.recover()
+
+
+def _touches_several(flushed: Flushed) -> bool:
+    """Whether a batch writes to more than one partition."""
+    touched = {
+        section.header.partition
+        for flushed_record in flushed.records
+        for group in flushed_record.record.groups
+        for section in group.sections
+    }
+    return len(touched) > 1
 
 
 def _body(flushed: FlushedRecord) -> bytes:

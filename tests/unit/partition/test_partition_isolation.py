@@ -74,7 +74,7 @@ def by_deadline(act: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
 
     def run() -> None:
         try:
-            outcome.append(act())
+            outcome.append((act(),))
         except BaseException as error:
             errors.append(error)
 
@@ -84,7 +84,7 @@ def by_deadline(act: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
     if errors:
         raise errors[0]
     assert outcome, "it hangs"
-    return outcome[0]
+    return outcome[0][0]
 
 
 def await_true(condition: Callable[[], bool]) -> None:
@@ -158,6 +158,17 @@ def others_go_on(store: Any, tables: dict[str, Any], numbers: range) -> None:
     store.checkpoint()
 
 
+def flush_and_go_on(store: Any, tables: dict[str, Any]) -> bool:
+    store.flush()
+    others_go_on(store, tables, range(3))
+    return True
+
+
+def write_all(table: Any, numbers: range) -> None:
+    for number in numbers:
+        write(table, number)
+
+
 def partition_of(store: Any) -> Any:
     return store._dispatcher.partition(store.port.table("sick").table_id << 16)
 
@@ -181,7 +192,7 @@ def test_a_blocked_table_stops_nobody_else(tmp_path: Path, fault: Fault, kind: s
         assert caught.value.value >= caught.value.maximum == 0.3
         assert caught.value.retry_after_s > 0
         with pytest.raises(PartitionPaused, match="frozen"):
-            by_deadline(lambda: [write(tables["sick"], 2) for _ in range(50)])
+            by_deadline(lambda: write_all(tables["sick"], range(2, 52)))
         assert [trouble.table for trouble in by_deadline(store.check)] == ["sick"]
         by_deadline(lambda: others_go_on(store, tables, range(4, 6)))
         with store.snapshot() as snapshot, pytest.raises(PartitionPaused):
@@ -203,7 +214,7 @@ def test_negative_control_inline_apply_hangs(tmp_path: Path, fault: Fault) -> No
         fault.act = fault.block
         write(tables["sick"], 1, durable=False)
         with pytest.raises(AssertionError, match="it hangs"):
-            by_deadline(lambda: (store.flush(), others_go_on(store, tables, range(3))), 2.0)
+            by_deadline(lambda: flush_and_go_on(store, tables), 2.0)
         fault.heal()
 
 
