@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import Backpressure, Invalid, PartitionPaused, PenstockError
 from penstock.host.clock import Clock
+from penstock.lsm.tree_settings import Stall
 
 if TYPE_CHECKING:
     from penstock.partition.backlog import Backlogs, Partition
@@ -156,7 +157,7 @@ class Admission:
             return self._frozen(partition)
         reached = self._reached(partition) if partition.late else None
         if reached is None:
-            return self._crowded() or self._signalled(partition)
+            return self._crowded() or self._tree_stops(partition) or self._signalled(partition)
         name, maximum, value, counted = reached
         return self._backpressure(partition, f"has {value} {counted} (limit {maximum})", name, maximum, value)
 
@@ -180,6 +181,11 @@ class Admission:
         descriptor, signal = partition.descriptor, self.settings.signal
         reason = None if signal is None else signal(descriptor.name, descriptor.shard)
         return None if reason is None else self._backpressure(partition, f"is held back ({reason})", "signal", 0, 0)
+
+    def _tree_stops(self, partition: Partition) -> Backpressure | None:
+        tree = partition.slow_tree
+        level, why = (Stall.NONE, "") if tree is None else tree.stall()
+        return self._backpressure(partition, f"is slow ({why})", "tree", 0, 0) if level is Stall.STOP else None
 
     def _crowded(self) -> Backpressure | None:
         """Return an error if too many entries wait in all partitions."""
@@ -205,8 +211,10 @@ class Admission:
         """Return if the partition takes a write, at once or after a pause; otherwise raise, and nothing was written."""
         refusal = self.writing_refused(partition)
         if refusal is None:
-            if partition.late and partition.guarded and not partition.failures:
+            if partition.slow_tree is not None or (partition.late and partition.guarded and not partition.failures):
                 self._wait(_SLOW_S)
+            elif not partition.late:
+                partition.guarded = self._backlogs.guards_all
             return
         deadline_s = self._clock.monotonic_s() + timeout_s
         while refusal is not None:
@@ -233,6 +241,8 @@ class Admission:
         backlogs = self._backlogs
         backlogs.guards_all = self.settings.signal is not None or backlogs.is_crowded()
         for partition in partitions:
-            partition.guarded = backlogs.guards_all or (
-                partition.late and (partition.guarded or self.state(partition) is not PartitionState.ACTIVE)
+            partition.guarded = (
+                backlogs.guards_all
+                or partition.slow_tree is not None
+                or (partition.late and (partition.guarded or self.state(partition) is not PartitionState.ACTIVE))
             )

@@ -29,6 +29,7 @@ from penstock.host.file_errors import ran_out_of_space
 from penstock.host.threads import Mutex
 from penstock.journal.partitions import PartitionId
 from penstock.journal.tracker import SegmentedWatermarks
+from penstock.lsm.tree import Tree
 from penstock.partition.admission import DispatcherSettings
 from penstock.partition.aside import AsideLog, is_our_mistake
 from penstock.partition.machine import Entry, PartitionDescriptor, PartitionStateMachine
@@ -54,6 +55,7 @@ class Partition:
         self.highest = machine.applied
         self.late = False  # entries wait or an apply failed: readers wait, or are refused. Read without a lock
         self.guarded = False  # writers must ask `Admission.admit`; read without a lock
+        self.slow_tree: Tree | None = None  # its maintenance is behind: writers are slowed. Read without a lock
         self.claim: object | None = None  # the thread that applies the backlog
         self.is_scheduled = False  # a worker will claim it; a hint
         self.is_dropped = False
@@ -175,7 +177,8 @@ class Backlogs:
             partition.failures = partition.backlog_bytes = 0
             partition.refusal = None
             self._reach(partition, None)
-            partition.late, partition.guarded = False, self.guards_all
+            partition.late = False
+            partition.guarded = self.guards_all or partition.slow_tree is not None
         if partition.failures:
             partition.guarded = True
         if not self.behind:

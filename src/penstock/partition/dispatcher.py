@@ -31,6 +31,7 @@ from penstock.errors import (
 from penstock.host import threads
 from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id, shard_number, table_of
 from penstock.journal.record import JournalRecord, Section
+from penstock.lsm.tree import Tree
 from penstock.partition.aside import Trouble
 from penstock.partition.backlog import Partition
 from penstock.partition.ledger import LEDGER, Judgement, TableInfo, Verdict
@@ -199,6 +200,14 @@ class Dispatcher(Moments):
             self.admission.guard(partitions)
         self.backlogs.workers.staff()
         return len(self._unopened) + sum(1 for partition in partitions if partition.backlog)
+
+    def press(self, table: int, shard: int, tree: Tree | None) -> None:
+        """Slow the writers of a shard whose tree is slow; None: it is not any more."""
+        partition = self.known(partition_id(table, shard))
+        if partition is not None:
+            partition.slow_tree = tree
+            if tree is not None:
+                partition.guarded = True
 
     def out_of_space(self) -> bool:
         """Whether a partition cannot apply because the disk is full."""

@@ -232,6 +232,7 @@ class OpenedParts(Tables):
             memory_bytes_max=settings.memory_bytes_max,
             rows_bytes_max=settings.rows_bytes_max,
             flush_soon=self._flush_soon,
+            press=self._dispatcher.press,
         )
         self._port = LocalPort(
             self._coordinator,

@@ -116,7 +116,7 @@ def eight_tables(store: Any, sick: str) -> dict[str, Any]:
 
 
 def write(table: Any, number: int, *, durable: bool = True) -> None:
-    match table.info.kind:
+    match table._info.kind:
         case "kv":
             table.put(b"%d" % number, b"v", durable=durable)
         case "queue":
@@ -128,7 +128,7 @@ def write(table: Any, number: int, *, durable: bool = True) -> None:
 
 
 def count(table: Any) -> int:
-    match table.info.kind:
+    match table._info.kind:
         case "kv":
             return sum(1 for _ in table.scan())
         case "series":
