@@ -48,9 +48,7 @@ class WriteCoordinator(Generic[D, F, V]):
         incarnation: int,
         clock: Clock | None = None,
         settings: CoordinatorSettings | None = None,
-        finish_apply: Callable[[bool], None] | None = None,
     ) -> None:
-        """`finish_apply` is called by a thread after its turns, with whether it waits for its writes to be applied."""
         self._settings = settings or CoordinatorSettings()
         self._clock = clock or SystemClock()
         self._durability = flusher.durability
@@ -65,13 +63,7 @@ class WriteCoordinator(Generic[D, F, V]):
             bytes_max=self._settings.bytes_max,
         )
         self._executor = FlushExecutor(
-            flusher,
-            self._buffer,
-            self._epochs,
-            clock=self._clock,
-            lock=self._lock,
-            changed=self._on_change,
-            finish_apply=finish_apply,
+            flusher, self._buffer, self._epochs, clock=self._clock, lock=self._lock, changed=self._on_change
         )
         self._admission = Admission(self._buffer, settings=self._settings)
         self._background = Background(

@@ -9,8 +9,6 @@
   the apply turn: one thread at a time, batch by batch
     apply          the flusher applies the batch, and returns the view that holds it
     retire         the view and `applied` advance in one step; their waiters are woken
-  no turn
-    finish_apply   what touches files is applied; whoever reads that waits for it
 
 The thread that flushed a batch also applies it if the apply turn is free; otherwise the thread that has that turn does,
 or a waiter of that batch. So no work moves to another thread while a caller can do it, and a slow apply does not delay
@@ -73,9 +71,7 @@ class FlushExecutor(Generic[D, F, V]):
         clock: Clock,
         lock: Mutex,
         changed: Callable[[], None],
-        finish_apply: Callable[[bool], None] | None = None,
     ) -> None:
-        self._finish_apply = finish_apply
         self._flusher = flusher
         self._buffer = buffer
         self._epochs = epochs
@@ -238,8 +234,6 @@ class FlushExecutor(Generic[D, F, V]):
             self._lead(waiter, trigger)
         if self.applying is waiter:
             self._apply(waiter)
-        if self._finish_apply is not None:
-            self._finish_apply(waiter.applied)  # without a turn: see `WriteCoordinator`
 
     def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
         """Flush one batch, and take the apply turn for it if that is free."""

@@ -1,9 +1,8 @@
 """An open partition, and the entries that wait to be applied to it.
 
-An entry waits if applying it may touch files, if earlier entries wait, or if applying failed. One thread at a time
-applies the backlog (it holds the partition's `claim`): a worker, or the writer itself, which waits for nothing else. It
-holds no lock meanwhile. So a partition whose files hang keeps one thread, and nobody else but its own readers and
-writers.
+An entry waits if applying it may touch files, if earlier entries wait, or if applying failed. One worker at a time
+applies the backlog (it holds the partition's `claim`), and holds no lock meanwhile. So a partition whose files hang
+keeps one worker, and nobody else: its readers and writers get an error.
 
 A partition whose apply fails is retried with growing pauses, then paused: its writes are refused with its name in the
 error; other partitions continue; `Dispatcher.resume` lets it catch up. An entry that fails because of a Penstock bug,
@@ -186,16 +185,11 @@ class Backlogs:
 
     # -- applying, without any lock
 
-    def give_out(self, *, own: bool) -> None:
-        """Let threads apply what was left by `enqueue`; `own`: this thread may, if it is one partition's."""
+    def give_out(self) -> None:
+        """Let workers apply what was left by `enqueue`."""
         left, self.left = self.left, []
-        left = list(dict.fromkeys(left))
-        if not self.workers.count or (own and len(left) == 1):
-            for partition in left:
-                self.drain(partition)
-        else:
-            for partition in left:
-                self.schedule(partition)
+        for partition in dict.fromkeys(left):
+            self.schedule(partition)
 
     def schedule(self, partition: Partition) -> None:
         """Let a worker apply the backlog soon, or this thread if there are no workers."""

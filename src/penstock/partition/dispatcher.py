@@ -75,19 +75,19 @@ class Dispatcher(Moments):
         with self.turn:
             self._begun = begun = _BegunRecord(record, lsn, decoded)
             judgement = self._dispatch_begun(begun)
-        if (self.backlogs.left or self.to_open) and not self.backlogs.workers.count:
-            self.give_out(own=True)
+        if self.backlogs.left or self._to_open:
+            self._give_out()
         return judgement
 
-    def give_out(self, *, own: bool) -> None:
-        """Let threads apply what `dispatch` left; `own`: this one may, if it is one partition's. Requires: no lock."""
-        numbers, self.to_open = self.to_open, []
+    def _give_out(self) -> None:
+        """Let workers apply what has to wait; this thread does it if there are none. Requires: no lock."""
+        numbers, self._to_open = self._to_open, []
         for number in numbers:
             if self.backlogs.workers.count:
                 self._open_later(number)
             else:
                 self._open_now(number)
-        self.backlogs.give_out(own=own)
+        self.backlogs.give_out()
 
     def _dispatch_begun(self, begun: _BegunRecord) -> Judgement:
         record, lsn, decoded = begun.record, begun.lsn, begun.decoded
@@ -169,7 +169,7 @@ class Dispatcher(Moments):
         waiting = self._unopened.setdefault(number, [])
         if not waiting or waiting[-1].lsn < entry.lsn:  # else this record is being dispatched again
             waiting.append(entry)
-        self.to_open.append(number)
+        self._to_open.append(number)
 
     # -- waiting for partitions that are late
 

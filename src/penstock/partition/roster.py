@@ -106,7 +106,7 @@ class Roster(ABC):
         # this version cannot read the tables' options. They are few: writes to such a partition are refused.
         self._unopened: dict[PartitionId, list[Entry]] = {}
         self._opening: dict[PartitionId, _Opening] = {}  # guarded by turn: partitions that a thread opens
-        self.to_open: list[PartitionId] = []  # unopened ones with new entries, which no thread was given yet
+        self._to_open: list[PartitionId] = []  # unopened ones with new entries, which no thread was given yet
 
     def start_workers(self) -> None:
         """After recovery: let threads of their own apply what touches files. Without this, callers apply it."""

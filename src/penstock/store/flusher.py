@@ -162,9 +162,6 @@ class StoreFlusher:
 
     def apply(self, flushed: Flushed) -> int:
         """Dispatch the records; return the LSN up to which everything is applied, or late: see `Dispatcher`."""
-        backlogs = self._dispatcher.backlogs
-        if backlogs.left:
-            self._dispatcher.give_out(own=False)  # of an earlier batch, and perhaps of other writers
         for flushed_record in flushed.records:
             record, lsn, decoded = flushed_record.record, flushed_record.lsn, flushed_record.decoded
             try:
@@ -175,33 +172,11 @@ class StoreFlusher:
                 group.verdict = verdict
             for number, index in judgement.refused_by.items():
                 flushed_record.groups[number].refused_by = index
-        if backlogs.left and _touches_several(flushed):
-            self._dispatcher.give_out(own=False)  # this thread must not hang in files that it did not write to
         self._applied(flushed.size)
         return self._dispatcher.published
 
-    def finish_apply(self, waits: bool) -> None:
-        """Apply what `apply` left, in this thread if it `waits` for it and nobody else has to, or in workers.
-
-        The thread has no turn any more, so files that hang keep nobody but this thread.
-        """
-        dispatcher = self._dispatcher
-        if dispatcher.backlogs.left or dispatcher.to_open:
-            dispatcher.give_out(own=waits)
-
     def recover(self) -> None:
         self._consensus.recover()
-
-
-def _touches_several(flushed: Flushed) -> bool:
-    """Whether a batch writes to more than one partition."""
-    touched = {
-        section.header.partition
-        for flushed_record in flushed.records
-        for group in flushed_record.record.groups
-        for section in group.sections
-    }
-    return len(touched) > 1
 
 
 def _body(flushed: FlushedRecord) -> bytes:

@@ -224,7 +224,6 @@ class OpenedParts(Tables):
             incarnation=self._consensus.incarnation,
             clock=self._clock,
             settings=settings.coordinator,
-            finish_apply=self._flusher.finish_apply,
         )
         self._governor = MemoryGovernor(
             self._maintenance,

@@ -95,11 +95,12 @@ def await_true(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def opened(path: Path, settings: penstock.StoreSettings = SETTINGS) -> Iterator[Any]:
+def opened(path: Path, fault: Fault, settings: penstock.StoreSettings = SETTINGS) -> Iterator[Any]:
     store = penstock.open(path, settings=settings)
     try:
         yield store
     finally:
+        fault.heal()
         by_deadline(store.close)
 
 
@@ -175,7 +176,7 @@ def partition_of(store: Any) -> Any:
 
 @pytest.mark.parametrize("kind", sorted(MACHINES))
 def test_a_blocked_table_stops_nobody_else(tmp_path: Path, fault: Fault, kind: str) -> None:
-    with opened(tmp_path / "store") as store:
+    with opened(tmp_path / "store", fault) as store:
         tables = eight_tables(store, kind)
         for table in tables.values():
             write(table, 0)
@@ -209,7 +210,7 @@ def test_a_blocked_table_stops_nobody_else(tmp_path: Path, fault: Fault, kind: s
 def test_negative_control_inline_apply_hangs(tmp_path: Path, fault: Fault) -> None:
     """Without workers the thread that flushes hangs in the blocked table, and every write with it."""
     inline = penstock.StoreSettings(dispatcher=penstock.DispatcherSettings(workers=0, stall_s=0.3), serve=False)
-    with opened(tmp_path / "store", inline) as store:
+    with opened(tmp_path / "store", fault, inline) as store:
         tables = eight_tables(store, "queue")
         fault.act = fault.block
         write(tables["sick"], 1, durable=False)
@@ -219,7 +220,7 @@ def test_negative_control_inline_apply_hangs(tmp_path: Path, fault: Fault) -> No
 
 
 def test_a_slow_table_slows_only_its_writers(tmp_path: Path, fault: Fault) -> None:
-    with opened(tmp_path / "store") as store:
+    with opened(tmp_path / "store", fault) as store:
         tables = eight_tables(store, "queue")
         fault.act = lambda: time.sleep(0.05)
         done = threading.Event()
@@ -245,7 +246,7 @@ def test_a_failing_table_is_paused_alone(tmp_path: Path, fault: Fault) -> None:
     def fail() -> None:
         raise OSError(5, "Input/output error")
 
-    with opened(tmp_path / "store") as store:
+    with opened(tmp_path / "store", fault) as store:
         tables = eight_tables(store, "series")
         fault.act = fail
         write(tables["sick"], 0)
@@ -261,7 +262,7 @@ def test_a_failing_table_is_paused_alone(tmp_path: Path, fault: Fault) -> None:
 
 def test_the_backlog_is_bounded_and_the_refusal_has_fields(tmp_path: Path, fault: Fault) -> None:
     limits = penstock.DispatcherSettings(stall_s=60.0, partition_operations_max=3)
-    with opened(tmp_path / "store", penstock.StoreSettings(dispatcher=limits, serve=False)) as store:
+    with opened(tmp_path / "store", fault, penstock.StoreSettings(dispatcher=limits, serve=False)) as store:
         sick = store.queue("sick")
         fault.act = fault.block
 
