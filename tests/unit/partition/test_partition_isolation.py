@@ -239,6 +239,7 @@ def test_a_slow_table_slows_only_its_writers(tmp_path: Path, fault: Fault) -> No
         done.set()
         thread.join(DEADLINE_S)
         fault.heal()
+        store.flush()
         assert count(tables["sick"]) == written[0]  # a read waits until it has caught up
 
 
