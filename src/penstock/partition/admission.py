@@ -29,11 +29,7 @@ _SLOW_S = 0.001  # the pause of a write to a partition with half of its limit
 
 
 class PartitionState(Enum):
-    """What a shard does with reads and writes.
-
-    >>> store.statistics().partitions[0].state
-    <PartitionState.ACTIVE: 'active'>
-    """
+    """What a shard does with reads and writes; `store.statistics()` has it for each."""
 
     ACTIVE = "active"
     THROTTLED = "throttled"  # too much waits, or an apply failed and is tried again: writes are refused, reads wait
@@ -90,7 +86,7 @@ class Admission:
         self._backlogs = backlogs
         self._clock = clock
         self._published = published
-        self.refused = 0  # writes; a hint, counted without a lock
+        self.refusals = {"paused": 0, "partition": 0, "store": 0}  # writes, by what refused them; without a lock
 
     def is_frozen(self, partition: Partition) -> bool:
         """Whether entries wait and none was applied for `stall_s`."""
@@ -221,7 +217,8 @@ class Admission:
             left_s = deadline_s - self._clock.monotonic_s()
             waits = isinstance(refusal, Backpressure) and not partition.failures and refusal.limit != "signal"
             if not waits or left_s <= 0 or not self._backlogs.workers.count:
-                self.refused += 1
+                paused = isinstance(refusal, PartitionPaused)
+                self.refusals["paused" if paused else "partition" if refusal.partition else "store"] += 1
                 raise refusal
             self._wait(min(left_s, _POLL_S))
             refusal = self.writing_refused(partition)

@@ -63,6 +63,7 @@ class Partition:
         self.markers: deque[Marker] = deque()  # readers that wait, in LSN order
         self.first_error: Exception | None = None  # of an apply that failed outside the backlog
         self.failures = 0  # consecutive
+        self.failures_total = 0  # applies that failed since the partition was opened
         self.out_of_space = False  # the cause of the last failure
         self.retry_at_s = 0.0
         self.error: Exception | None = None  # of the last failure
@@ -299,6 +300,7 @@ class Backlogs:
         return entry
 
     def _failed(self, partition: Partition, error: Exception) -> None:
+        partition.failures_total += 1
         if partition.failures + 1 >= self._settings.attempts_max and self._set_aside(partition, error):
             partition.failures = 0
             return

@@ -97,6 +97,7 @@ class Roster(ABC):
         )
         self.admission = Admission(settings, self.backlogs, clock=clock, published=lambda: self.published)
         self.admit = self.admission.admit
+        self.refusals = self.admission.refusals
         self.published = ledger.tree.lsn  # the last record that is applied everywhere; read without a lock
         self.torn = False  # a batch with a condition may be applied in one table and not yet in another
         self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
@@ -225,6 +226,14 @@ class Roster(ABC):
     def partitions(self) -> list[Partition]:
         with self.turn:
             return list(self._partitions.values())
+
+    def opened(self) -> list[Partition]:
+        """Return the open partitions without the turn, for statistics."""
+        return list(self._partitions.values())
+
+    def unopened_floor(self) -> int:
+        """Return the LSN up to which all is applied to partitions that could not be opened; also without the turn."""
+        return min([self.published, *(waiting[0].lsn - 1 for waiting in list(self._unopened.values()) if waiting)])
 
     def _open_now(self, number: PartitionId) -> None:
         try:
