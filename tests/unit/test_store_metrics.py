@@ -22,7 +22,7 @@ from penstock.errors import Backpressure, Closed, Invalid, PartitionPaused, Pois
 from penstock.kv.machine import KvMachine
 from penstock.log import LogSettings
 from penstock.lsm.tree_jobs import TreeJobs
-from penstock.partition.backlog import DispatcherSettings
+from penstock.partition.admission import DispatcherSettings
 from penstock.partition.machine import Entry
 from penstock.protocol import wire
 from penstock.server.rights import LOCAL, Rights

@@ -218,7 +218,7 @@ class Admission:
             waits = isinstance(refusal, Backpressure) and not partition.failures and refusal.limit != "signal"
             if not waits or left_s <= 0 or not self._backlogs.workers.count:
                 paused = isinstance(refusal, PartitionPaused)
-                self.refusals["paused" if paused else "partition" if refusal.partition else "store"] += 1
+                self.refusals["paused" if paused else "partition" if getattr(refusal, "partition", 0) else "store"] += 1
                 raise refusal
             self._wait(min(left_s, _POLL_S))
             refusal = self.writing_refused(partition)

@@ -53,7 +53,7 @@ def use_every_kind(store: Store) -> None:
     series, vector = store.series("series"), store.vector("vector", dimensions=2)
     for number in range(20):
         kv.put(b"%d" % number, bytes(200), durable=True)
-        kv.merge(b"sum", 1, "add")
+        kv.merge(b"sum", b"x", operator="append")
         kv.put(b"soon", b"v", ttl_s=1.0)
         queue.put(b"%d" % number, durable=True)
         series.write("m", float(number), time=1_700_000_000_000_000 + number * 1_000_000, durable=True)
