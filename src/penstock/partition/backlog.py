@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from penstock.errors import PartitionPaused, PenstockError, Restore, RetryLater
 from penstock.host import threads
@@ -120,6 +120,7 @@ class Backlogs:
         self.workers = Workers(0, clock=clock, stall_s=settings.stall_s)
         self.moved = threads.condition("partition.moved")  # notified when a backlog gets shorter
         self.movers = 0  # number of threads that wait for that; a hint
+        self._stopped = False  # the store is closing
         self.operations = 0  # entries that wait in all partitions
         self.bytes = 0
         self.guards_all = settings.signal is not None  # whether every writer must ask
@@ -216,6 +217,13 @@ class Backlogs:
         finally:
             self._release(partition, claim)
 
+    def stop(self, partitions: Sequence[Partition], timeout_s: float) -> None:
+        """Let no thread begin another entry, and wait until those that are in one end it."""
+        self._stopped = True
+        with self.moved:
+            self.movers += 1
+            self.moved.wait_for(lambda: all(partition.claim is None for partition in partitions), timeout_s)
+
     def _release(self, partition: Partition, claim: object) -> None:
         """Return a claim, even if interrupted, and let a worker go on if entries are left."""
         released = False
@@ -234,7 +242,8 @@ class Backlogs:
             with self.moved:
                 self.moved.notify_all()
         self._on_applied()
-        if partition.backlog and not partition.failures and self.workers.count and not partition.is_dropped:
+        goes_on = not partition.failures and not partition.is_dropped and not self._stopped
+        if partition.backlog and goes_on and self.workers.count:
             self.schedule(partition)
 
     def _drain(self, partition: Partition) -> None:
@@ -251,7 +260,7 @@ class Backlogs:
                     self.renew(partition)
                 entry = partition.backlog[0] if partition.backlog else None
                 self._reach(partition, entry)
-                if entry is None or entry.lsn > self._published():
+                if entry is None or entry.lsn > self._published() or self._stopped:
                     break
                 partition.progress_s = self._clock.monotonic_s()
                 if entry.lsn > partition.machine.applied:

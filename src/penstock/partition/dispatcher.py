@@ -41,6 +41,8 @@ from penstock.partition.roster import describe
 
 logger = logging.getLogger(__name__)
 
+CLOSE_WAIT_S = 10.0  # for workers that are in the middle of an entry
+
 
 class _BegunRecord(msgspec.Struct, frozen=True):
     """A record whose dispatch has not finished."""
@@ -298,6 +300,7 @@ class Dispatcher(Moments):
         with self.turn:
             self._closed = True
             partitions = list(self._partitions.values())
+        self.backlogs.stop(partitions, min(self.admission.settings.stall_s, CLOSE_WAIT_S))
         with ExitStack() as stack:
             for partition in partitions:
                 if partition.claim is None:
