@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
     from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
+    from penstock.kinds.change_reading import ChangeFeed
+    from penstock.kinds.changes import ChangeOptions
     from penstock.kv.queries import KvStatistics
     from penstock.kv.table import KvReader, KvRow, KvTable
     from penstock.kv.text_keys import TextKvReader, TextKvTable
@@ -85,6 +87,8 @@ _HOMES = {
     "AggregateFunction": "series.table",
     "ArrowSource": "arguments",
     "Cardinality": "series.table",
+    "ChangeFeed": "kinds.change_reading",
+    "ChangeOptions": "kinds.changes",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -150,6 +154,8 @@ __all__ = [
     "AggregateFunction",
     "ArrowSource",
     "Cardinality",
+    "ChangeFeed",
+    "ChangeOptions",
     "CheckpointReport",
     "CheckpointSettings",
     "CollectionSettings",
