@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from feed_model import Rows, changes_of, follow, take_in_expired
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from test_store_machine import NAMES, StoreMachine, tables
@@ -59,6 +59,14 @@ class FeedMachine(StoreMachine):
         """Of the store machine: not again."""
 
 
+SEARCH = settings(
+    max_examples=100,
+    stateful_step_count=25,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],  # the history is not made shorter: that it is found is enough
+    suppress_health_check=list(HealthCheck),
+)
 FEW = settings(max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -73,9 +81,7 @@ def test_a_wrong_feed_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
     else:
         monkeypatch.setattr(Feed, "due", lambda self, after_us, time_us: [])
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(
-            FeedMachine, settings=settings(FEW, max_examples=200, database=None, print_blob=False)
-        )
+        run_state_machine_as_test(FeedMachine, settings=SEARCH)
 
 
 @pytest.mark.campaign

@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeVar, overload
 
 from penstock.aio.bridge import AsyncForm, awaited, iterated
 from penstock.client.store import RemoteStore
+from penstock.kinds.changes import ChangeOptions
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.text_keys import TextKvReader, TextKvTable
 from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
 from penstock.store.batch import StoreBatch
-from penstock.store.naming import Changes
 from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot
 
@@ -132,37 +132,73 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         shards: int = 1,
         value: Literal["bytes"] | None = None,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[bytes]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: Literal["utf8"], create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["utf8"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[str]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: Literal["json"], create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["json"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[Json]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: Literal["int64"], create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["int64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[int]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["float64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[float]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: DecimalType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[Decimal]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: StructType, create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: StructType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[dict[str, object]]: ...
 
     @overload
@@ -174,7 +210,7 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         shards: int = 1,
         value: Literal["bytes"] | None = None,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[bytes]: ...
 
     @overload
@@ -186,7 +222,7 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         shards: int = 1,
         value: Literal["utf8"],
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[str]: ...
 
     @overload
@@ -198,7 +234,7 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         shards: int = 1,
         value: Literal["json"],
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[Json]: ...
 
     @overload
@@ -210,7 +246,7 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         shards: int = 1,
         value: Literal["int64"],
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[int]: ...
 
     @overload
@@ -222,7 +258,7 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         shards: int = 1,
         value: Literal["float64"],
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[float]: ...
 
     @overload
@@ -234,7 +270,7 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         shards: int = 1,
         value: DecimalType,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[Decimal]: ...
 
     @overload
@@ -246,7 +282,7 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         shards: int = 1,
         value: StructType,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[dict[str, object]]: ...
 
     async def kv(
@@ -257,7 +293,7 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: AnyValueType | None = None,
         key: KeyType | None = None,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False`."""
         find: Callable[..., Any] = self._sync.kv

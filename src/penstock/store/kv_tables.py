@@ -9,11 +9,12 @@ from decimal import Decimal
 from typing import Any, Literal, overload
 
 from penstock.kinds import Port, SnapshotReading
+from penstock.kinds.changes import ChangeOptions
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.text_keys import TextKvReader, TextKvTable
 from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
 from penstock.registry import KV
-from penstock.store.naming import Changes, CreatedTables, NamedTables, check_feed
+from penstock.store.naming import CreatedTables, NamedTables, check_feed
 
 
 class KvOfStore(CreatedTables):
@@ -27,37 +28,73 @@ class KvOfStore(CreatedTables):
         shards: int = 1,
         value: Literal["bytes"] | None = None,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> KvTable[bytes]: ...
 
     @overload
     def kv(
-        self, name: str, *, shards: int = 1, value: Literal["utf8"], create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["utf8"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> KvTable[str]: ...
 
     @overload
     def kv(
-        self, name: str, *, shards: int = 1, value: Literal["json"], create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["json"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> KvTable[Json]: ...
 
     @overload
     def kv(
-        self, name: str, *, shards: int = 1, value: Literal["int64"], create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["int64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> KvTable[int]: ...
 
     @overload
     def kv(
-        self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["float64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> KvTable[float]: ...
 
     @overload
     def kv(
-        self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: DecimalType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> KvTable[Decimal]: ...
 
     @overload
     def kv(
-        self, name: str, *, shards: int = 1, value: StructType, create: bool = True, changes: Changes = False
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: StructType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> KvTable[dict[str, object]]: ...
 
     @overload
@@ -69,7 +106,7 @@ class KvOfStore(CreatedTables):
         shards: int = 1,
         value: Literal["bytes"] | None = None,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[bytes]: ...
 
     @overload
@@ -81,7 +118,7 @@ class KvOfStore(CreatedTables):
         shards: int = 1,
         value: Literal["utf8"],
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[str]: ...
 
     @overload
@@ -93,7 +130,7 @@ class KvOfStore(CreatedTables):
         shards: int = 1,
         value: Literal["json"],
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[Json]: ...
 
     @overload
@@ -105,7 +142,7 @@ class KvOfStore(CreatedTables):
         shards: int = 1,
         value: Literal["int64"],
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[int]: ...
 
     @overload
@@ -117,7 +154,7 @@ class KvOfStore(CreatedTables):
         shards: int = 1,
         value: Literal["float64"],
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[float]: ...
 
     @overload
@@ -129,7 +166,7 @@ class KvOfStore(CreatedTables):
         shards: int = 1,
         value: DecimalType,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[Decimal]: ...
 
     @overload
@@ -141,7 +178,7 @@ class KvOfStore(CreatedTables):
         shards: int = 1,
         value: StructType,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[dict[str, object]]: ...
 
     def kv(
@@ -152,7 +189,7 @@ class KvOfStore(CreatedTables):
         value: AnyValueType | None = None,
         key: KeyType | None = None,
         create: bool = True,
-        changes: Changes = False,
+        changes: bool | ChangeOptions = False,
     ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False` (`NotFound`).
 

@@ -6,7 +6,6 @@ Thread: any.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeAlias
 
 from penstock.arguments import flag
 from penstock.errors import KindMismatch, NotFound
@@ -15,8 +14,6 @@ from penstock.kinds.change_reading import as_changing
 from penstock.kinds.changes import ChangeOptions, change_options
 from penstock.partition.ledger import TableInfo
 from penstock.registry import BUILT_IN, check_name, check_shards
-
-Changes: TypeAlias = bool | ChangeOptions  # what `changes=` takes
 
 
 class NamedTables(InThisProcess, ABC):
@@ -63,7 +60,7 @@ class CreatedTables(NamedTables):
         return info
 
 
-def check_feed(info: TableInfo, kind: Kind, changes: Changes) -> None:
+def check_feed(info: TableInfo, kind: Kind, changes: bool | ChangeOptions) -> None:
     """`KindMismatch` if a table lacks the change feed that was requested, or has one with other options."""
     wanted = change_options(changes)
     if wanted is None:
