@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.arguments import ArrowSource, flag, in_short, microseconds, seconds, whole
+from penstock.arguments import ArrowSource, flag, in_short, microseconds, seconds, warn_of_unit, whole
 from penstock.arguments import text as checked_text
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
@@ -589,4 +589,8 @@ def _times(times: Any) -> I64:
         raise Invalid(f"times are an array of microseconds since 1970, or of datetimes, not {in_short(times)}")
     if column.dtype.kind == "u" and len(column) and int(column.max()) >= TIME_MAX:
         raise Invalid(f"the time {int(column.max())} is outside the years 1 to 9999: times are microseconds since 1970")
-    return moments_us(column) if column.dtype.kind == "M" else np.array(column, np.int64)
+    if column.dtype.kind == "M":
+        return moments_us(column)
+    if len(column):
+        warn_of_unit(int(column[0]), "a time")
+    return np.array(column, np.int64)
