@@ -7,10 +7,14 @@ of that sort is tried in its place. Afterwards the store holds what it held befo
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -405,3 +409,73 @@ def test_a_batch_that_has_ended(store: Any) -> None:
     for act in (lambda: batch.kv("bytes"), lambda: table.put(b"k", b"v"), batch.commit):
         with pytest.raises(Invalid, match="ended"):
             act()
+
+
+def test_another_thread(store: Any) -> None:
+    """Every call works in any thread, and refuses there what it refuses here."""
+    with ThreadPoolExecutor(4) as pool:
+        assert [wrong for some in pool.map(lambda call: refused(store, call), CALLS) for wrong in some] == []
+
+
+def test_a_forked_child(store: Any) -> None:
+    """Nothing of the parent's store works there, and all of it says so at once."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        told = []
+        for call in CALLS:
+            try:
+                call.act(store, **call.right)
+                told.append(f"{call.name}: taken")
+            except Closed as error:
+                told += [] if one_line(error) and "fork" in str(error) else [f"{call.name}: {error}"]
+            except BaseException as error:
+                told.append(f"{call.name}: {error!r}")
+        os.write(writing, "\n".join(told).encode()[:60_000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() == ""
+    os.waitpid(child, 0)
+    store.kv("bytes").put(b"t", b"v", durable=True)
+    store.kv("bytes").delete(b"t", durable=True)
+
+
+def test_after_an_interrupt(store: Any) -> None:
+    """Wherever it comes in a call, what is wrong is refused afterwards, and what is right is done."""
+    table, refusals, line = store.kv("bytes"), 0, 0
+    while run_interrupted(lambda: table.put(b"t", b"v", durable=True), line):
+        with pytest.raises(Invalid) as caught:
+            table.put(None, b"v")
+        assert one_line(caught.value)
+        table.put(b"t", b"w", durable=True)
+        assert table[b"t"] == b"w"
+        refusals, line = refusals + 1, line + 7
+    assert refusals > 5
+    table.delete(b"t", durable=True)
+
+
+def run_interrupted(act: Callable[[], object], line: int) -> bool:
+    """Raise Ctrl-C at a line of Penstock's that a call runs in this thread; False if it runs fewer."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not str(frame.f_globals.get("__name__", "")).startswith("penstock."):
+            return None
+        if event == "line":
+            left -= 1
+            if left == -1:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left < 0
