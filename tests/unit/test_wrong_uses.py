@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from interrupts import every_point
 
 import penstock
 from penstock.errors import Closed, FixTheCall, Invalid, KindMismatch, NotFound, PenstockError
@@ -443,39 +442,13 @@ def test_a_forked_child(store: Any) -> None:
 
 def test_after_an_interrupt(store: Any) -> None:
     """Wherever it comes in a call, what is wrong is refused afterwards, and what is right is done."""
-    table, refusals, line = store.kv("bytes"), 0, 0
-    while run_interrupted(lambda: table.put(b"t", b"v", durable=True), line):
+    table, points = store.kv("bytes"), 0
+    for _ in every_point(lambda: table.put(b"t", b"v", durable=True), step=29):
         with pytest.raises(Invalid) as caught:
             table.put(None, b"v")
         assert one_line(caught.value)
         table.put(b"t", b"w", durable=True)
         assert table[b"t"] == b"w"
-        refusals, line = refusals + 1, line + 7
-    assert refusals > 5
+        points += 1
+    assert points > 2
     table.delete(b"t", durable=True)
-
-
-def run_interrupted(act: Callable[[], object], line: int) -> bool:
-    """Raise Ctrl-C at a line of Penstock's that a call runs in this thread; False if it runs fewer."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if not str(frame.f_globals.get("__name__", "")).startswith("penstock."):
-            return None
-        if event == "line":
-            left -= 1
-            if left == -1:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return left < 0

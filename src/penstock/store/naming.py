@@ -48,8 +48,10 @@ class CreatedTables(NamedTables):
     def _asked_for(self, name: str, kind: Kind, shards: int, options: bytes) -> TableInfo | None:
         """Return a table; what does not fit is never judged by what a client was told before."""
         info = self._known(name)
-        fits = info is not None and info.kind == kind.name and shards in (1, info.shards)
-        return info if fits and options in (kind.options_default, info.options) else self._find(name)
+        if info is None:
+            return None
+        fits = info.kind == kind.name and shards in (1, info.shards) and options in (kind.options_default, info.options)
+        return info if fits else self._find(name)
 
     def _table(self, name: str, kind: Kind, shards: int, options: bytes, *, create: bool) -> TableInfo:
         name, shards, create = check_name(name), check_shards(shards), flag(create, "create")
