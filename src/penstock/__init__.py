@@ -62,8 +62,9 @@ if TYPE_CHECKING:
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
     from penstock.series.options import Rollup, SeriesOptions
+    from penstock.series.reader import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics
     from penstock.series.section import MetricMetadata
-    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics, SeriesTable
+    from penstock.series.table import SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
@@ -82,9 +83,9 @@ _MODULES = ("aio", "errors", "spark", "testing")  # public modules, imported on 
 # Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
 _HOMES = {
     "Acknowledgement": "coordinator.protocols",
-    "AggregateFunction": "series.table",
+    "AggregateFunction": "series.reader",
     "ArrowSource": "arguments",
-    "Cardinality": "series.table",
+    "Cardinality": "series.reader",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -120,8 +121,8 @@ _HOMES = {
     "Retention": "queue.options",
     "Rollup": "series.options",
     "SeriesOptions": "series.options",
-    "SeriesReader": "series.table",
-    "SeriesStatistics": "series.table",
+    "SeriesReader": "series.reader",
+    "SeriesStatistics": "series.reader",
     "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",

@@ -18,7 +18,7 @@ from penstock.aio.vector import AsyncVectorReader, AsyncVectorTable
 from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteStore
 from penstock.queue.table import QueueView
-from penstock.series.table import SeriesReader
+from penstock.series.reader import SeriesReader
 from penstock.server.opening import YIELD_S
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store

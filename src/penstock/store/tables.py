@@ -25,7 +25,8 @@ from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
 
 if TYPE_CHECKING:  # kinds that are imported at their first use
     from penstock.series.options import SeriesOptions
-    from penstock.series.table import SeriesReader, SeriesTable
+    from penstock.series.reader import SeriesReader
+    from penstock.series.table import SeriesTable
     from penstock.vector.options import Metric
     from penstock.vector.table import VectorReader, VectorTable
 
