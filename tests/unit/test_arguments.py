@@ -451,7 +451,7 @@ def test_a_time_that_looks_like_another_unit_is_taken_with_a_warning(tmp_path: P
         calls: list[Callable[[], object]] = [
             lambda: events.put(b"m", time=time),
             lambda: events.seek(time),
-            lambda: metrics.write("cpu", 1.0, time=np.int64(time)),
+            lambda: metrics.write("cpu", 1.0, time=time),
             lambda: metrics.write_columns("cpu", [1.0], times=[time]),
             lambda: metrics.select("cpu", start=time),
         ]

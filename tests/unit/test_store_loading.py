@@ -7,7 +7,7 @@ import io
 import pickle
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -348,7 +348,7 @@ def _fail(*_: object) -> None:
     raise AssertionError("no file may be built")
 
 
-PREPARED = {
+PREPARED: dict[str, tuple[Callable[[Any], object], pa.Table]] = {
     "kv": (lambda store: store.kv("t"), pa.table({"key": [b"a", b"b"], "value": [b"1", b"2"]})),
     "queue": (lambda store: store.queue("t"), pa.table({"payload": [b"a", b"b"]})),
     "series": (

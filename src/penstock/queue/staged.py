@@ -136,8 +136,8 @@ class MessageLoader:
             if longest > bytes_max:
                 raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
         now = pa.scalar(self._now_us, STAGED_SCHEMA.field("time").type)
-        name = time_name(names)
-        time = pa.repeat(now, count) if name is None else pc.fill_null(batch.column(name), now)
+        times = time_name(names)
+        time = pa.repeat(now, count) if times is None else pc.fill_null(batch.column(times), now)
         headers = from_arrow(batch.column("headers")) if "headers" in names else None
         if headers is not None:
             check_column(headers)
