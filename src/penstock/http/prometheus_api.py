@@ -18,8 +18,8 @@ from penstock.errors import FixTheCall, Invalid
 from penstock.host.clock import Clock
 from penstock.promql import QueryBudget, QueryLimits, QueryResult, StepGrid, parse_query, step_grid
 from penstock.series.labels import METRIC
+from penstock.series.reader import SeriesReader
 from penstock.series.selectors import parse_selector
-from penstock.series.table import SeriesReader
 
 Parameters: TypeAlias = Mapping[str, Sequence[str]]
 PROMETHEUS_VERSION = "3.5.0"  # whose API this is
