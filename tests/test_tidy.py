@@ -29,6 +29,7 @@ LAYERS = [
     {"kinds"},
     {"promql"},
     {"queue", "kv", "series", "vector"},
+    {"feeds"},
     {"registry"},
     {"store"},
     {"protocol"},

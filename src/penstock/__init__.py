@@ -10,6 +10,7 @@ journal; docs/architecture.md draws its way.
     server, client the owner's socket for other processes; the same store from another process
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
+    feeds          change feeds as streams, and their upkeep
     registry       which kinds of table there are
     kv, queue, series, vector  the kinds
     promql         PromQL: parse, and evaluate on columns
