@@ -41,7 +41,8 @@ from penstock.http.line_protocol import decode_lines
 from penstock.http.otlp import decode_logs, decode_metrics, metrics_answer
 from penstock.http.prometheus_api import ANSWERS, ExecutionRefused, ReadRequest, label_values
 from penstock.http.remote_write import decode_write, write_version
-from penstock.http.samples import ReceivedSamples
+from penstock.http.samples import LabelCache, ReceivedSamples
+from penstock.series.section import MetricMetadata
 from penstock.series.table import SeriesReader
 from penstock.server.rights import READ, WRITE, Right, Rights
 
@@ -52,6 +53,8 @@ GZIP_MEMBERS_MAX = 100  # one after the other
 PARAMETERS_MAX = 1_000
 FORM_BYTES_MAX = 1 << 20  # parameters of a query
 BODY_S = 30.0  # for all of a body to arrive
+DECODE_S = 10.0  # for lines to be decoded
+DESCRIBED_MAX = 100_000  # metrics whose metadata are not written again
 REQUESTS_MAX = 64  # at work or waiting for a thread
 THREADS_MAX = 8  # that read, and as many that write: slow queries do not keep samples waiting
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -92,6 +95,8 @@ class _Door:
         self._clock = clock
         self._threads: dict[Right, CapacityLimiter] = {}  # made in the event loop
         self._working = 0
+        self._labels = LabelCache()
+        self._described: dict[tuple[int, str], MetricMetadata] = {}  # by table and metric: what is stored already
 
     def routes(self) -> list[Route]:
         made = [Route(f"/-/{name}", self._alive) for name in ("healthy", "ready")]
@@ -230,7 +235,7 @@ class _Door:
             raise _Refused(415, "bad_data", str(refused)) from None
         if request.headers.get("content-encoding", "snappy") != "snappy":
             raise _Refused(415, "bad_data", "remote write is compressed by snappy")
-        return self._store_samples(request, decode_write(body, version))
+        return self._store_samples(request, decode_write(body, version, self._labels))
 
     def _otlp_metrics(self, request: Request, body: bytes) -> Response:
         _check_otlp(request)
@@ -247,20 +252,32 @@ class _Door:
 
     def _lines(self, request: Request, body: bytes) -> Response:
         precision = request.query_params.get("precision", "ns")
-        received = decode_lines(_plain_body(request, body), self._clock.time_us(), precision)
+        until_s = self._clock.monotonic_s() + DECODE_S
+
+        def check() -> None:
+            if self._clock.monotonic_s() > until_s:
+                raise WaitExpired(f"the lines take longer than {DECODE_S:g} s to decode: send fewer at once")
+
+        received = decode_lines(_plain_body(request, body), self._clock.time_us(), precision, check)
         return self._store_samples(request, received)
 
     def _store_samples(self, request: Request, received: ReceivedSamples, answer: Response | None = None) -> Response:
         """Write samples and metadata in one commit, and wait until it is durable."""
         table = self._table(request)
         self._store.series(table, create=False)
-        if len(received) or received.metadata:
+        info = self._store.port.table(table)
+        table_id = 0 if info is None else info.table_id
+        described = [each for each in received.metadata if self._described.get((table_id, each.metric)) != each]
+        if len(received) or described:
             with self._store.batch() as batch:
                 series = batch.series(table)
                 if len(received):
                     series.write_block(received.to_block())
-                for known in received.metadata:
-                    series.set_metadata(known.metric, type=known.type, unit=known.unit, help=known.help)
+                for each in described:
+                    series.set_metadata(each.metric, type=each.type, unit=each.unit, help=each.help)
+            if len(self._described) > DESCRIBED_MAX:
+                self._described.clear()
+            self._described.update({(table_id, each.metric): each for each in described})  # after the commit
         made = answer or Response(status_code=204)
         for kind, count in (("Samples", len(received)), ("Histograms", 0), ("Exemplars", 0)):
             made.headers[f"X-Prometheus-Remote-Write-{kind}-Written"] = str(count)

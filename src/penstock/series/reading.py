@@ -26,6 +26,7 @@ from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
 from penstock.series import index
+from penstock.series.block_cache import BLOCKS
 from penstock.series.blocks import Block, Contents, Flags, RunSummaries, Samples, Tombstones, concat
 from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
 from penstock.series.labels import U32
@@ -188,8 +189,9 @@ class SeriesState(ShardSnapshot):
         """Return the slices of a group that overlap a range of time."""
         found: list[_Slice] = []
         for first, low, high in slices_between(slice_starts(self._view, bucket, group), start, end):
-            stored = self._view.live_values(samples_key(bucket, group, first))
-            found.append(_Slice(low, high, [Block(value) for value in reversed(stored)]))
+            stored = self._view.live_values(samples_key(bucket, group, first), BLOCKS.row)
+            blocks = [value if isinstance(value, Block) else Block(value) for value in reversed(stored)]
+            found.append(_Slice(low, high, blocks))
         return found
 
     def _memory(self, bucket: int) -> list[Contents]:
@@ -276,6 +278,8 @@ class _Part:
         """Return the samples, without those of some runs of each block."""
         blocks = self.blocks()
         chosen = [block.select(self.ids, self.start, self.end) for block in blocks]
+        if whole is None and len(blocks) == 1 and not len(blocks[0].deleted) and not self._in_memory():
+            return blocks[0].between(chosen[0], self.start, self.end)  # sorted and distinct as it is
         if whole is not None:
             chosen = [which & ~some for which, some in zip(chosen, whole, strict=True)]
         columns = [
@@ -283,6 +287,9 @@ class _Part:
             for block, which in zip(blocks, chosen, strict=True)
         ]
         return fold_columns([*columns, *self.memory])[0]
+
+    def _in_memory(self) -> bool:
+        return any(len(samples) or len(deleted) for samples, deleted in self.memory)
 
     def whole_runs(self, step_us: int) -> list[Flags]:
         """Return, for each block, the runs that lie in one step of time and that no other block or delete touches."""

@@ -9,23 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import EllipsisType
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.arguments import ArrowSource, flag, in_short, microseconds, seconds, whole
+from penstock.arguments import ArrowSource, flag, in_short, microseconds, whole
 from penstock.arguments import text as checked_text
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
-from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import DURABLE_S, QUERY_S, QUERY_S_MAX, Port, ReadableTable, Reading, WritableTable
+from penstock.kinds import DURABLE_S, QUERY_S, Port, ReadableTable, Reading, WritableTable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
-from penstock.promql import SAMPLES_MAX, QueryBudget, QueryLimits, QueryResult, StepGrid, step_grid
 from penstock.series.admission import check_window
 from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
 from penstock.series.arrow import SAMPLES, BlockMaker, time_column, value_column
@@ -38,7 +36,6 @@ from penstock.series.options import (
     decode_series_options,
     encode_series_options,
 )
-from penstock.series.promql_source import run_promql
 from penstock.series.queries import SCHEMAS, SeriesQuery, check_range, encode_query
 from penstock.series.section import (
     I64,
@@ -55,12 +52,14 @@ from penstock.series.section import (
     check_times,
 )
 from penstock.series.selectors import parse_selector
-from penstock.series.times import moment_us, moments_us
+from penstock.series.times import moment_us, moments_us, step_us
+
+if TYPE_CHECKING:  # imported with the first query: most programs never run one
+    from penstock.promql import QueryBudget, QueryResult, StepGrid
 
 AggregateFunction: TypeAlias = Literal["sum", "avg", "min", "max", "count", "last", "rate", "increase", "quantile"]
 KEYS_MAX = 100_000  # series that a table remembers
 SECTION_BYTES = 512  # memory of a section besides its columns
-STEP_S_MAX = 1e12
 ALTERS_MAX = 100  # attempts, while others alter the same table
 
 
@@ -176,7 +175,7 @@ class SeriesReader(ReadableTable):
         query = AggregateQuery(
             *_bounds(selector, start, end),
             by=_names(by),
-            step_us=0 if step is None else _step(step),
+            step_us=0 if step is None else step_us(step),
             function=checked_text(function, "function", 64),
             quantile=_quantile(function, quantile),
         )
@@ -192,15 +191,18 @@ class SeriesReader(ReadableTable):
         promql: str,
         time: int | datetime | None = None,
         *,
-        samples_max: int = SAMPLES_MAX,
+        samples_max: int | None = None,
         timeout_s: float = QUERY_S,
     ) -> pa.Table:
         """Evaluate a PromQL expression at one time, by default now; return an Arrow table like that of `select`.
 
-        It is evaluated in this process. A metric that the expression drops is "". `samples_max` bounds what is read.
+        It is evaluated in this process. A metric that the expression drops is "". `samples_max` bounds what is read, by
+        default 20 million.
         """
-        now_us = self._reading.time_us() if time is None else microseconds(time)
-        return self._promql(promql, StepGrid(now_us, 1, 1), samples_max, timeout_s, instant=True)
+        from penstock.series.promql_source import instant_grid, query_budget
+
+        grid = instant_grid(self._reading.time_us() if time is None else microseconds(time))
+        return self.evaluate(promql, grid, query_budget(samples_max, timeout_s), instant=True).to_arrow(SAMPLES)
 
     def query_range(
         self,
@@ -209,23 +211,20 @@ class SeriesReader(ReadableTable):
         end: int | datetime,
         step: float | timedelta,
         *,
-        samples_max: int = SAMPLES_MAX,
+        samples_max: int | None = None,
         timeout_s: float = QUERY_S,
     ) -> pa.Table:
         """Evaluate a PromQL expression at `start` and every `step` seconds after it, up to and including `end`."""
-        grid = step_grid(microseconds(start, "start"), microseconds(end, "end"), _step(step))
-        return self._promql(promql, grid, samples_max, timeout_s, instant=False)
+        from penstock.series.promql_source import query_budget, range_grid
+
+        grid = range_grid(start, end, step)
+        return self.evaluate(promql, grid, query_budget(samples_max, timeout_s), instant=False).to_arrow(SAMPLES)
 
     def evaluate(self, promql: str, grid: StepGrid, budget: QueryBudget, *, instant: bool) -> QueryResult:
         """Evaluate a PromQL expression; for other packages of Penstock."""
-        return run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
+        from penstock.series.promql_source import run_promql
 
-    def _promql(self, promql: str, grid: StepGrid, samples_max: int, timeout_s: float, *, instant: bool) -> pa.Table:
-        limits = QueryLimits(
-            samples_max=whole(samples_max, "samples_max", 1),
-            timeout_s=seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True),
-        )
-        return self.evaluate(promql, grid, QueryBudget(limits, SystemClock()), instant=instant).to_arrow(SAMPLES)
+        return run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
 
     # -- labels
 
@@ -317,11 +316,6 @@ def _names(by: Any) -> tuple[str, ...]:
     if isinstance(by, str) or not isinstance(by, Iterable):
         raise Invalid(f"by is a list of labels, not {in_short(by)}")
     return tuple(map(check_name, by))
-
-
-def _step(step: Any) -> int:
-    number = step.total_seconds() if isinstance(step, timedelta) else step
-    return max(1, round(seconds(number, "step", STEP_S_MAX, above_zero=True) * 1e6))
 
 
 def _quantile(function: Any, quantile: Any) -> float:

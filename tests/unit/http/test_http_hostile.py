@@ -38,8 +38,9 @@ from penstock.http import application
 from penstock.http.application import HttpSettings
 from penstock.http.line_protocol import decode_lines
 from penstock.http.otlp import decode_logs, decode_metrics
-from penstock.http.prometheus_api import ANSWERS, POINTS_MAX, ReadRequest, label_values, result_json
+from penstock.http.prometheus_api import ANSWERS, ReadRequest, label_values
 from penstock.http.remote_write import decode_write
+from penstock.http.result_json import POINTS_MAX, result_json
 from penstock.http.serving import serve_http
 from penstock.promql import QueryResult, SelectedSamples
 from penstock.promql.labels import LabelMatrix
@@ -236,7 +237,7 @@ def test_many_selectors_end_when_the_client_is_gone(store: Any) -> None:
 
 
 def test_an_answer_has_a_limit_of_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.http.prometheus_api.POINTS_MAX", 9)
+    monkeypatch.setattr("penstock.http.result_json.POINTS_MAX", 9)
     samples = SelectedSamples(LabelMatrix.empty(1), np.array([0, 10]), np.arange(10), np.zeros(10))
     with pytest.raises(Invalid, match="at most 9 points, not 10"):
         result_json(QueryResult("matrix", samples))

@@ -8,7 +8,7 @@ from memory_source import MemorySource
 from promql_dataset import START_MS, Series
 
 from penstock.errors import Closed, Invalid, WaitExpired
-from penstock.http.prometheus_api import result_json
+from penstock.http.result_json import result_json
 from penstock.promql import QueryBudget, QueryLimits, evaluate, parse_query, step_grid
 from penstock.promql.labels import LabelMatrix, joined
 from penstock.promql.ranking import label_hash
@@ -210,6 +210,6 @@ def test_labels_of_a_result_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("penstock.promql.results.LABEL_CHARACTERS_MAX", repeated - 1)
     with pytest.raises(Invalid, match=f"repeat {repeated} characters"):
         result.to_arrow(SAMPLES)
-    monkeypatch.setattr("penstock.http.prometheus_api.LABEL_CHARACTERS_MAX", 10)
+    monkeypatch.setattr("penstock.http.result_json.LABEL_CHARACTERS_MAX", 10)
     with pytest.raises(Invalid, match="at most 10 characters of labels"):
         result_json(result)
