@@ -7,7 +7,7 @@ host and origin, its token and rights, the size of its body, and only then its c
     POST       /api/v1/write                    remote write 1.0 and 2.0
     POST       /v1/metrics, /v1/logs            OTLP: metrics to the default table, logs to a queue
     POST       /write, /api/v2/write            line protocol
-    GET        /-/healthy, /-/ready
+    GET        /-/healthy, /-/ready, /metrics   of the store itself
 
 Without tokens it listens on loopback only, and reads; `write=True` lets it write. A browser's page cannot use it: the
 host has to be a loopback name, and an `Origin` has to be that host.
@@ -35,7 +35,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from penstock.errors import Backpressure, FixTheCall, Invalid, NotFound, PenstockError, WaitExpired
+from penstock.errors import Backpressure, FixTheCall, Invalid, NotFound, PenstockError, Poisoned, WaitExpired
+from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.http.line_protocol import decode_lines
 from penstock.http.otlp import decode_logs, decode_metrics, metrics_answer
@@ -96,10 +97,12 @@ class _Door:
         self._threads: dict[Right, CapacityLimiter] = {}  # made in the event loop
         self._working = 0
         self._labels = LabelCache()
+        self._recovering = threads.lock("http.recovering")
         self._described: dict[tuple[int, str], MetricMetadata] = {}  # by table and metric: what is stored already
 
     def routes(self) -> list[Route]:
         made = [Route(f"/-/{name}", self._alive) for name in ("healthy", "ready")]
+        made.append(Route("/metrics", self._metrics))
         for prefix in PREFIXES:
             base = f"{prefix}/api/v1"
             for name in ANSWERS:
@@ -117,6 +120,17 @@ class _Door:
 
     async def _alive(self, request: Request) -> Response:
         return Response("Penstock is healthy.\n", media_type="text/plain")
+
+    async def _metrics(self, request: Request) -> Response:
+        return await self._guarded(request, self._metrics_answer, None)
+
+    async def _metrics_answer(self, request: Request, _: None) -> Response:
+        """Answer with the metrics of the store, which name all tables."""
+        rights = self._rights(request)
+        if rights is not None and not rights.allows_everywhere(READ):
+            raise _Refused(403, "bad_data", "the token does not give the right to read every table")
+        text = await self._in_thread(READ, self._store.metrics.exposition)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     # -- the order of a request
 
@@ -164,17 +178,23 @@ class _Door:
         if origin is not None and origin.partition("://")[2] != host:
             raise _Refused(403, "bad_data", "the request comes from a page of another origin")
 
-    def _check_right(self, request: Request, right: Right, table: str) -> None:
+    def _rights(self, request: Request) -> Rights | None:
+        """Return the rights of a request's token; None if the server has no tokens."""
         rights_of = self._settings.rights_of
         if rights_of is None:
-            if right == WRITE and not self._settings.write:
-                raise _Refused(403, "bad_data", "this server only reads: start it with write=True")
-            return
+            return None
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         rights = rights_of(token.strip()) if scheme.lower() == "bearer" else None
         if rights is None:
             raise _Refused(401, "bad_data", "a bearer token that the server knows is needed")
-        if not rights.allows(right, table):
+        return rights
+
+    def _check_right(self, request: Request, right: Right, table: str) -> None:
+        rights = self._rights(request)
+        if rights is None:
+            if right == WRITE and not self._settings.write:
+                raise _Refused(403, "bad_data", "this server only reads: start it with write=True")
+        elif not rights.allows(right, table):
             raise _Refused(403, "bad_data", f"the token does not give the right to {right} {table}")
 
     def _table(self, request: Request) -> str:
@@ -219,13 +239,26 @@ class _Door:
 
     # -- writing
 
+    def _writing(self, decode: WriteAct, request: Request, body: bytes) -> Response:
+        """Write; after a failure that stopped all writes, for lack of an owner, recover first."""
+        try:
+            return decode(request, body)
+        except Poisoned:
+            if not self._recovering.acquire(blocking=False):
+                raise
+            try:
+                self._store.recover()  # what was kept is sent again, with its tokens
+            finally:
+                self._recovering.release()
+        return decode(request, body)
+
     async def _write_answer(self, request: Request, decode: WriteAct) -> Response:
         target = self._table(request) if decode != self._otlp_logs else self._settings.logs
         if target is None:
             raise _Refused(404, "not_found", "this server takes no logs: start it with the name of a queue for them")
         self._check_right(request, WRITE, target)
         body = await _body(request, BODY_BYTES_MAX)
-        answer: Response = await self._in_thread(WRITE, partial(decode, request, body))
+        answer: Response = await self._in_thread(WRITE, partial(self._writing, decode, request, body))
         return answer
 
     def _remote_write(self, request: Request, body: bytes) -> Response:
