@@ -18,6 +18,7 @@ from rich.table import Table
 
 import penstock
 from penstock.cli.formatting import format_value, parse_bytes
+from penstock.client.certificates import SCHEME
 from penstock.errors import Invalid, NotFound, Poisoned
 from penstock.partition.aside import Trouble
 
@@ -151,6 +152,18 @@ def _report(troubles: list[Trouble]) -> None:
 
 
 @app.command()
+def metrics(
+    store: Annotated[str, typer.Argument(help="the store's folder, or penstock://host:port")],
+    token: Annotated[str | None, typer.Option(envvar="PENSTOCK_TOKEN", help="for penstock://host:port")] = None,
+    authority: Annotated[Path | None, typer.Option(help="PEM file that signed the server's certificate")] = None,
+) -> None:
+    """Print the metrics of a store in Prometheus' text format."""
+    address = store.startswith(SCHEME)
+    with penstock.connect(store, token=token if address else None, authority=authority) as opened:
+        print(opened.metrics.exposition(), end="")
+
+
+@app.command()
 def serve(  # noqa: PLR0917 - typer reads the signature
     store: Store,
     certificate: Annotated[Path, typer.Option(help="PEM file")],
@@ -161,6 +174,7 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     http: Annotated[str | None, typer.Option(help="HOST:PORT: `penstock http` beside it, in another process")] = None,
     table: Annotated[str | None, typer.Option(help="with --http: the series table of /api/v1")] = None,
     logs: Annotated[str | None, typer.Option(help="with --http: the queue for OTLP's logs")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="of http://127.0.0.1:PORT/metrics for Prometheus")] = None,
 ) -> None:
     """Own a store and serve it over TCP with TLS, until SIGTERM or SIGINT."""
     from penstock.cli.http_process import HttpProcess, parse_address
@@ -174,7 +188,8 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     elif table is not None or logs is not None:
         raise Invalid("--table and --logs go with --http: give it, too")
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
-    with stop_on_signals() as stopping, penstock.open(store) as opened, ExitStack() as ends:
+    settings = penstock.StoreSettings(metrics_port=metrics_port)
+    with stop_on_signals() as stopping, penstock.open(store, settings=settings) as opened, ExitStack() as ends:
         bound = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
         print(f"penstock://{host}:{bound}", flush=True)
         healer = Healer(opened, opened.clock)

@@ -43,8 +43,8 @@ from penstock.http.otlp import decode_logs, decode_metrics, metrics_answer
 from penstock.http.prometheus_api import ANSWERS, ExecutionRefused, ReadRequest, label_values
 from penstock.http.remote_write import decode_write, write_version
 from penstock.http.samples import LabelCache, ReceivedSamples
+from penstock.series.reader import SeriesReader
 from penstock.series.section import MetricMetadata
-from penstock.series.table import SeriesReader
 from penstock.server.rights import READ, WRITE, Right, Rights
 
 log = logging.getLogger(__name__)

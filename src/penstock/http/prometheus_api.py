@@ -19,8 +19,8 @@ from penstock.http.result_json import result_json
 from penstock.promql import QueryBudget, QueryLimits, StepGrid, parse_query, step_grid
 from penstock.promql.formatting import format_query
 from penstock.series.labels import METRIC
+from penstock.series.reader import SeriesReader
 from penstock.series.selectors import parse_selector
-from penstock.series.table import SeriesReader
 
 Parameters: TypeAlias = Mapping[str, Sequence[str]]
 PROMETHEUS_VERSION = "3.5.0"  # whose API this is

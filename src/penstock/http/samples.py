@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from penstock.errors import Invalid
 from penstock.series.labels import METRIC, Labels, LabelTable, check_labels
-from penstock.series.section import HELP_BYTES_MAX, MetricMetadata, SampleBlock
+from penstock.series.rules import HELP_BYTES_MAX
+from penstock.series.section import MetricMetadata, SampleBlock
 
 SERIES_MAX = 100_000  # of one request; and of metrics that are described
 SAMPLES_MAX = 1_000_000

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 from penstock.host import threads
 from penstock.lsm.rows import Row
 from penstock.lsm.version import Run
-from penstock.series.blocks import U64, Block
+from penstock.series.blocks import Block
+from penstock.series.samples import U64
 
 CACHE_BYTES_MAX = 96 << 20
 ENTRY_BYTES = 2_048  # besides directory and chunks

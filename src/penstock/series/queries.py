@@ -34,7 +34,8 @@ from penstock.kinds import QueryContext
 from penstock.series.arrow import RUNS, SAMPLES, SERIES, LabelColumns, run_batch, sample_batches, series_batches
 from penstock.series.labels import U32, U64, check_name
 from penstock.series.options import TIME_MAX, TIME_MIN
-from penstock.series.section import I64, MetricMetadata
+from penstock.series.samples import I64
+from penstock.series.section import MetricMetadata
 from penstock.series.selectors import Matcher, parse_selector
 from penstock.series.shard import SeriesShard
 
@@ -127,13 +128,16 @@ class Slice(msgspec.Struct, frozen=True):
 class SelectedSeries:
     """The series of one shard that match, and their samples."""
 
-    def __init__(self, shard: SeriesShard, matchers: Sequence[Matcher], start: int, end: int) -> None:
+    def __init__(
+        self, shard: SeriesShard, matchers: Sequence[Matcher], start: int, end: int, context: QueryContext
+    ) -> None:
         self._shard = shard
         self._start, self._end = start, end
         self._buckets: list[tuple[int, Any, npt.NDArray[np.intp]]] = []  # number, ids, the row of each id
         known: dict[bytes, int] = {}
-        matched = shard.match(matchers, start, end) if start < end else []
+        matched = shard.match(matchers, start, end, context.check) if start < end else []
         for bucket, ids in matched:
+            context.check()
             labels = shard.labels_of(bucket, ids)
             if len(matched) == 1:
                 self.labels = labels
@@ -197,7 +201,7 @@ def _select(
     query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
 ) -> Iterator[Any]:
     for shard in shards:
-        selected = SelectedSeries(shard, matchers, query.start, query.end)
+        selected = SelectedSeries(shard, matchers, query.start, query.end, context)
         labels = LabelColumns(selected.labels)
         for some in selected.slices(context):
             yield from sample_batches(labels, some.rows, some.times, some.bits)
@@ -207,7 +211,7 @@ def _runs(
     query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
 ) -> Iterator[Any]:
     for shard in shards:
-        selected = SelectedSeries(shard, matchers, query.start, query.end)
+        selected = SelectedSeries(shard, matchers, query.start, query.end, context)
         for some in selected.slices(context):
             yield run_batch(selected.labels, some.rows, some.times, some.bits)
 
@@ -229,7 +233,7 @@ def _series(
 ) -> Iterator[Any]:
     for shard in shards:
         context.check()
-        selected = SelectedSeries(shard, matchers, query.start, query.end)
+        selected = SelectedSeries(shard, matchers, query.start, query.end, context)
         for batch in series_batches(LabelColumns(selected.labels)):
             context.check()
             yield batch
@@ -241,7 +245,7 @@ def _label_names(
     names: set[str] = set()
     for shard in shards:
         context.check()
-        names.update(shard.label_names(matchers, query.start, query.end))
+        names.update(shard.label_names(matchers, query.start, query.end, context.check))
     yield pa.record_batch([sorted(names)], schema=NAMES)
 
 
@@ -251,7 +255,7 @@ def _label_values(
     values: set[str] = set()
     for shard in shards:
         context.check()
-        values.update(shard.label_values(query.name, matchers, query.start, query.end))
+        values.update(shard.label_values(query.name, matchers, query.start, query.end, context.check))
     yield pa.record_batch([sorted(values)], schema=NAMES)
 
 
@@ -276,16 +280,16 @@ def _cardinality(
     names: set[str] = set()
     for shard in shards:
         context.check()
-        for bucket, metric, count in shard.metric_counts(query.start, query.end):
+        for bucket, metric, count in shard.metric_counts(query.start, query.end, context.check):
             by_bucket[bucket, metric] += count
-        names.update(shard.label_names((), query.start, query.end))
+        names.update(shard.label_names((), query.start, query.end, context.check))
     metrics: dict[str, int] = {}
     for (_, metric), count in by_bucket.items():
         metrics[metric] = max(count, metrics.get(metric, 0))
     labels: dict[str, int] = {}
     for name in names:
-        context.check()
-        labels[name] = len({v for shard in shards for v in shard.label_values(name, (), query.start, query.end)})
+        found = (shard.label_values(name, (), query.start, query.end, context.check) for shard in shards)
+        labels[name] = len(set().union(*found))
     rows = [("metric", *item) for item in _most(metrics)] + [("label", *item) for item in _most(labels)]
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, CARDINALITY, strict=True)]
@@ -299,7 +303,7 @@ def _statistics(
     found: list[dict[str, int]] = []
     for shard in shards:
         context.check()
-        for bucket, _, count in shard.metric_counts(query.start, query.end):
+        for bucket, _, count in shard.metric_counts(query.start, query.end, context.check):
             by_bucket[bucket] += count
         found.append(shard.statistics())
     numbers = {name: sum(each[name] for each in found) for name in ("memory_bytes", "files", "file_bytes")}

@@ -241,6 +241,16 @@ def test_tokens_have_rights(store: Any) -> None:
         assert status("/prometheus/taken/write", "reader", b"tok value=1") == 403
         assert status("/prometheus/taken/write", "writer", b"tok value=1") == 204
         assert client.send("/-/healthy")[0] == 200
+        assert client.send("/metrics")[0] == 401
+        assert status("/metrics", "reader") == 403  # it may read one table, and these name all
+        assert status("/metrics", "writer") == 200
+
+
+def test_our_own_metrics(client: Client) -> None:
+    status, text, headers = client.send("/metrics")
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert b"# TYPE penstock_coordinator_writes_total counter" in text
 
 
 def test_it_does_not_listen_beyond_loopback_without_tokens_and_tls(store: Any, tmp_path: Path) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_peer import peer_binary
 
 import penstock
 from penstock.http.application import HttpSettings
 from penstock.http.serving import serve_http
+from penstock.promql import parse_query
 
 T = 1_700_000_000
+MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
 FORM = "application/x-www-form-urlencoded"
 # What Grafana sends besides: its own user agent, the user's headers, and no origin, for its server calls us.
 HEADERS = {"User-Agent": "Grafana/11.2.0", "X-Grafana-Org-Id": "1", "Accept-Encoding": "gzip"}
@@ -97,3 +103,28 @@ def test_what_the_editor_asks_for(port: int) -> None:
     )
     tree = call(port, "POST", "/api/v1/parse_query", [("query", "up > 1")])
     assert (tree["type"], tree["op"], tree["lhs"]["name"], tree["rhs"]["val"]) == ("binaryExpr", ">", "up", "1")
+
+
+def test_the_dashboard_and_the_rules_use_metrics_that_there_are(tmp_path: Path) -> None:
+    """Every metric that they name is exported by a store, and promtool, where there is one, accepts the rules."""
+    with penstock.open(tmp_path / "store") as store:
+        store.kv("users").put(b"a", b"1", durable=True)
+        exported = store.metrics.exposition()
+    known = set(re.findall(r"^# TYPE (\S+)", exported, re.MULTILINE))
+    board = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+    rules = (MONITORING / "alerts.yml").read_text()
+    texts = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    texts += [str(variable["query"]) for variable in board["templating"]["list"]]
+    texts += re.findall(r"expr: (.+)", rules)
+    named = {name for text in texts for name in re.findall(r"penstock_[a-z_]+", text)}
+    assert len(named) > 15
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in known else name for name in named}
+    assert families - known == set()
+    for text in re.findall(r"expr: (.+)", rules):
+        parse_query(text)
+    promtool = peer_binary("promtool")
+    if promtool is not None:
+        checked = subprocess.run(
+            [promtool, "check", "rules", str(MONITORING / "alerts.yml")], capture_output=True, text=True, check=False
+        )
+        assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -15,18 +15,9 @@ import penstock.series.blocks as blocks_module
 from penstock.errors import CorruptionError
 from penstock.lsm.operators import SERIES_IDS, SERIES_SAMPLES, Operand, fold, fold_all
 from penstock.lsm.rows import DELETE, PUT
-from penstock.series.blocks import (
-    CHUNK_SAMPLES_MAX,
-    CHUNK_SAMPLES_MIN,
-    Block,
-    Samples,
-    Tombstones,
-    encode,
-    sorted_distinct,
-    union,
-    without,
-)
+from penstock.series.blocks import CHUNK_SAMPLES_MAX, CHUNK_SAMPLES_MIN, Block, encode
 from penstock.series.operators import decode_ids, encode_ids
+from penstock.series.samples import Samples, Tombstones, concat, sorted_distinct, union, without
 
 STALE = 0x7FF0000000000002
 FOREVER = 1 << 60
@@ -129,7 +120,7 @@ def regular(ids: range, count: int, *, step: int = 15_000_000, shift: int = 0) -
 
 def test_long_series_have_chunks_of_their_own_and_short_ones_share_one() -> None:
     long, short = CHUNK_SAMPLES_MAX * 2 + 10, 100
-    samples = sorted_distinct(blocks_module.concat([regular(range(1, 2), long), regular(range(2, 50), short)]))
+    samples = sorted_distinct(concat([regular(range(1, 2), long), regular(range(2, 50), short)]))
     block = Block(encode(samples))
     counts = block.runs["count"].tolist()
     assert len([c for c in counts if c > short]) == 3
