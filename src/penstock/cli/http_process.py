@@ -32,7 +32,7 @@ def parse_address(text: str) -> tuple[str, int]:
 def parent_has_ended() -> bool:
     """Return whether the standard input, which the owner holds open, has ended."""
     ready, _, _ = select.select([sys.stdin], [], [], 0)
-    return bool(ready) and not sys.stdin.buffer.read1(1)
+    return bool(ready) and not sys.stdin.buffer.read(1)
 
 
 class HttpProcess:

@@ -105,7 +105,7 @@ class QueryEvaluation:
         self.budget = budget
         self._source = source
         self._settings = settings
-        self._selected: dict[tuple[tuple[LabelMatcher, ...], int, int], SelectedSamples] = {}
+        self._selected: dict[tuple[tuple[LabelMatcher, ...], int, int, StepGrid | None], SelectedSamples] = {}
 
     # -- nodes
 
@@ -188,7 +188,7 @@ class QueryEvaluation:
         """Return the latest sample of each series at each step, and its time in seconds."""
         at = self._placed(node.at, node.offset_us, grid)
         lookback = self._settings.lookback_us
-        selected = self._select(node.matchers, at.start_us - lookback + 1, at.end_us)
+        selected = self._select(node.matchers, at.start_us - lookback + 1, at.end_us, at)
         self.budget.check_cells(len(selected.labels), grid.steps)
         if not len(selected.times):
             return VectorValue.empty(grid.steps), np.zeros((0, grid.steps))
@@ -253,8 +253,10 @@ class QueryEvaluation:
             grid = StepGrid(at, grid.step_us, 1)
         return _checked(grid.shifted(-offset_us))
 
-    def _select(self, matchers: tuple[LabelMatcher, ...], start_us: int, end_us: int) -> SelectedSamples:
-        key = (matchers, start_us, end_us)
+    def _select(
+        self, matchers: tuple[LabelMatcher, ...], start_us: int, end_us: int, steps: StepGrid | None = None
+    ) -> SelectedSamples:
+        key = (matchers, start_us, end_us, steps)
         if key not in self._selected:
-            self._selected[key] = self._source.select(matchers, start_us, end_us, self.budget)
+            self._selected[key] = self._source.select(matchers, start_us, end_us, self.budget, steps)
         return self._selected[key]

@@ -21,7 +21,7 @@ from pcodec import ChunkConfig
 from pcodec.standalone import simple_compress, simple_decompress_into
 
 from penstock.errors import CorruptionError
-from penstock.series.samples import I64, NO_SAMPLES, NO_TOMBSTONES, U32, U64, Flags, Samples, Tombstones
+from penstock.series.samples import I64, NO_SAMPLES, NO_TOMBSTONES, U32, U64, Flags, Samples, SampleSteps, Tombstones
 
 VERSION = 1
 CHUNK_SAMPLES_MIN = 1_000  # a series with fewer shares a chunk with its neighbours
@@ -318,26 +318,27 @@ class Block:
             _refuse("a run reaches past its chunk")
         return decoded[at : at + count]
 
-    def between(self, which: Flags, start: int, end: int) -> Samples:
-        """Return the samples of some runs with times in [start, end)."""
+    def between(self, which: Flags, start: int, end: int, steps: SampleSteps | None = None) -> Samples:
+        """Return the samples of some runs with times in [start, end); with `steps`, only the last before each."""
         picked = np.flatnonzero(which)
         if not len(picked):
             return NO_SAMPLES
         runs = self.runs
-        if runs["first_time"][picked].min() >= start and runs["last_time"][picked].max() < end:
-            return self.read(which)
-        if runs["count"][picked].min() >= CHUNK_SAMPLES_MIN:
-            return self._cut(picked, start, end)
+        inside = runs["first_time"][picked].min() >= start and runs["last_time"][picked].max() < end
+        if (steps is not None or not inside) and runs["count"][picked].min() >= CHUNK_SAMPLES_MIN:
+            return self._cut(picked, start, end, steps)
         samples = self.read(which)
-        return samples.take((samples.times >= start) & (samples.times < end))
+        if not inside:
+            samples = samples.take((samples.times >= start) & (samples.times < end))
+        return samples if steps is None else steps.thinned(samples)
 
-    def _cut(self, picked: Any, start: int, end: int) -> Samples:
-        """Return the samples in [start, end) of runs that have chunks of their own: what is outside is not copied."""
+    def _cut(self, picked: Any, start: int, end: int, steps: SampleSteps | None) -> Samples:
+        """Return the samples in [start, end) of runs that have chunks of their own: no others are copied."""
         runs = self.runs
         columns = self._time_columns_of(picked)
         values = _Layout(self._starts, runs["chunk"], FLOAT64)
         times = _Layout(self._column_starts, self._columns["chunk"], TIMES)
-        cuts: dict[int, tuple[int, int, I64]] = {}
+        cuts: dict[int, tuple[Any, I64]] = {}  # of each column of times: which are wanted, and those
         data: list[bytes] = []
         moments: list[I64] = []
         bits: list[U64] = []
@@ -345,10 +346,11 @@ class Block:
             if column not in cuts:
                 whole = self._items(times, column, count, data).view(np.int64)
                 low, high = np.searchsorted(whole, (start, end)).tolist()
-                cuts[column] = low, high, whole[low:high]
-            low, high, some = cuts[column]
+                wanted = slice(low, high) if steps is None else low + steps.last(whole[low:high])
+                cuts[column] = wanted, whole[wanted]
+            wanted, some = cuts[column]
             moments.append(some)
-            bits.append(self._items(values, run, count, data)[low:high])
+            bits.append(self._items(values, run, count, data)[wanted])
         ids = np.repeat(runs["id"][picked], [len(some) for some in moments])
         return Samples(ids, np.concatenate(moments), np.concatenate(bits))
 

@@ -85,12 +85,21 @@ class TableSource:
         self._runs = runs
 
     def select(
-        self, matchers: Sequence[LabelMatcher], start_us: int, end_us: int, budget: QueryBudget
+        self,
+        matchers: Sequence[LabelMatcher],
+        start_us: int,
+        end_us: int,
+        budget: QueryBudget,
+        steps: StepGrid | None = None,
     ) -> SelectedSamples:
-        """Return the samples of all series that match, from `start_us` to `end_us`, both included."""
+        """Return the samples of all series that match, from `start_us` to `end_us`, both included.
+
+        With `steps`, samples that are not the last before a step are left out where that is easy.
+        """
         selector = selector_text([Matcher(m.name, m.operator, m.value) for m in matchers])
         low = min(max(start_us, TIME_MIN), TIME_MAX)
-        argument = encode_query(SeriesQuery(selector, low, min(max(end_us + 1, low), TIME_MAX)))
+        thinning = {} if steps is None else {"steps_from": steps.start_us, "step": steps.step_us}
+        argument = encode_query(SeriesQuery(selector, low, min(max(end_us + 1, low), TIME_MAX), **thinning))
         labels: list[bytes] = []
         starts: list[int] = []
         times, values, count = [np.zeros(0, np.int64)], [np.zeros(0)], 0

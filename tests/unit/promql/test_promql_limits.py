@@ -28,8 +28,12 @@ def run(text: str, budget: QueryBudget) -> None:
     ("limits", "text", "reason"),
     [
         (QueryLimits(series_max=3), "cpu", "at most 3 series"),
-        (QueryLimits(samples_max=50), "cpu", "at most 50 samples"),
-        (QueryLimits(samples_max=300), "sum(cpu) + sum(up) + sum(requests_total)", "at most 300 samples"),
+        (QueryLimits(samples_max=50), "rate(cpu[5m])", "at most 50 samples"),
+        (
+            QueryLimits(samples_max=300),
+            "sum(delta(cpu[5m])) + sum(delta(up[5m])) + sum(delta(odd[5m]))",
+            "at most 300 samples",
+        ),
         (QueryLimits(cells_max=20), "cpu", "at most 20 values"),
         (QueryLimits(cells_max=100), "max_over_time(up[30d:1s])", "at most 100 values"),
         (QueryLimits(cells_max=100), "cpu * on() group_left {__name__=~'up|limit'}", "(duplicate|at most)"),

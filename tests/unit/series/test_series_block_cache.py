@@ -14,6 +14,7 @@ import penstock
 from penstock.series import block_cache, reading
 from penstock.series.block_cache import BlockCache
 from penstock.series.blocks import Block
+from penstock.series.queries import SeriesQuery, encode_query
 
 SERIES, COUNT = 5, 1_500  # each has chunks of its own
 
@@ -107,3 +108,36 @@ def test_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_default_is_what_the_limits_say() -> None:
     page = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
     assert f"{block_cache.CACHE_BYTES_MAX >> 20} MiB" in page
+
+
+@pytest.mark.parametrize("step", [1, 7, 60, 10_000])
+@pytest.mark.parametrize("where", ["files", "memory", "both"])
+def test_only_the_last_sample_before_each_step(tmp_path: Path, cache: BlockCache, step: int, where: str) -> None:
+    """What PromQL reads for instants: the last sample at or before each step is there, and few others."""
+    with penstock.open(tmp_path / "store") as store:
+        table = filled(store) if where != "memory" else store.series("metrics")
+        if where != "files":
+            for number in range(SERIES):
+                table.write_columns("m", [-1.0, -2.0], {"n": str(number)}, times=[7_500_000, 8_000_000])
+        start, end = 3_000_000, 900_000_000
+        arguments = {"steps_from": start, "step": step * 1_000_000}
+        argument = encode_query(SeriesQuery("m", 0, end + 1, **arguments))
+        batches = list(store.port.query(store.port.table("metrics"), "runs", argument))
+        found: dict[int, dict[int, float]] = {}
+        for batch in batches:
+            for labels, at, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if labels is not None:
+                    series = found.setdefault(len(found), {})
+                series[at] = value
+        assert len(found) == SERIES
+        every = {(n, at): value for n, at, value in rows(table.select("m", 0, end + 1))}
+        for number, kept in found.items():
+            mine = {at: value for (n, at), value in every.items() if n == str(number)}
+            assert kept.items() <= mine.items()
+            needed = {
+                max(at for at in mine if at <= time)
+                for time in range(start, end + 1, step * 1_000_000)
+                if min(mine) <= time
+            }
+            assert needed <= kept.keys()
+            assert len(kept) <= len(needed) + 2
