@@ -249,7 +249,7 @@ def test_tokens_have_rights(store: Any) -> None:
 def test_our_own_metrics(client: Client) -> None:
     status, text, headers = client.send("/metrics")
     assert status == 200
-    assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b"# TYPE penstock_coordinator_writes_total counter" in text
 
 

@@ -383,7 +383,7 @@ def test_writes_go_on_when_there_is_an_owner_again(tmp_path: Path) -> None:
             hidden = penstock.open(tmp_path / "store", settings=penstock.StoreSettings(serve=False))  # and is silent
             status, found, headers = door.send("/write", b"cpu,n=2 value=2 1000000000")
             assert status == 503, found
-            assert headers["Retry-After"].isdecimal()
+            assert headers["retry-after"].isdecimal()
             until(lambda: store._port._coordinator.failure is not None)
             assert door.send("/write", b"cpu,n=3 value=3 1000000000")[0] == 503
             hidden.close()
