@@ -98,7 +98,7 @@ class TableSource:
         """
         selector = selector_text([Matcher(m.name, m.operator, m.value) for m in matchers])
         low = min(max(start_us, TIME_MIN), TIME_MAX)
-        thinning = {} if steps is None else {"steps_from": steps.start_us, "step": steps.step_us}
+        thinning: dict[str, Any] = {} if steps is None else {"steps_from": steps.start_us, "step": steps.step_us}
         argument = encode_query(SeriesQuery(selector, low, min(max(end_us + 1, low), TIME_MAX), **thinning))
         labels: list[bytes] = []
         starts: list[int] = []

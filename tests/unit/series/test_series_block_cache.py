@@ -120,9 +120,11 @@ def test_only_the_last_sample_before_each_step(tmp_path: Path, cache: BlockCache
             for number in range(SERIES):
                 table.write_columns("m", [-1.0, -2.0], {"n": str(number)}, times=[7_500_000, 8_000_000])
         start, end = 3_000_000, 900_000_000
-        arguments = {"steps_from": start, "step": step * 1_000_000}
+        arguments: dict[str, Any] = {"steps_from": start, "step": step * 1_000_000}
         argument = encode_query(SeriesQuery("m", 0, end + 1, **arguments))
-        batches = list(store.port.query(store.port.table("metrics"), "runs", argument))
+        info = store.port.table("metrics")
+        assert info is not None
+        batches = list(store.port.query(info, "runs", argument))
         found: dict[int, dict[int, float]] = {}
         for batch in batches:
             for labels, at, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
