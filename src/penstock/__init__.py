@@ -62,15 +62,19 @@ if TYPE_CHECKING:
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
     from penstock.series.options import Rollup, SeriesOptions
+    from penstock.series.reader import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics
     from penstock.series.section import MetricMetadata
-    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics, SeriesTable
+    from penstock.series.table import SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
     from penstock.store.loading import LoadReport, PreparedLoad
     from penstock.store.settings import StoreSettings
+    from penstock.store.statistics import PartitionStatistics, StoreStatistics
     from penstock.store.store import Store
     from penstock.store.tables import StoreSnapshot
+    from penstock.store.tracing import WriteStage
+    from penstock.store.views import StoreSubscription, StoreView
     from penstock.vector.options import Metric
     from penstock.vector.searching import Hit
     from penstock.vector.table import VectorReader, VectorRecord, VectorStatistics, VectorTable
@@ -82,9 +86,9 @@ _MODULES = ("aio", "errors", "spark", "testing")  # public modules, imported on 
 # Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
 _HOMES = {
     "Acknowledgement": "coordinator.protocols",
-    "AggregateFunction": "series.table",
+    "AggregateFunction": "series.reader",
     "ArrowSource": "arguments",
-    "Cardinality": "series.table",
+    "Cardinality": "series.reader",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -109,6 +113,7 @@ _HOMES = {
     "Message": "queue.table",
     "Metric": "vector.options",
     "MetricMetadata": "series.section",
+    "PartitionStatistics": "store.statistics",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
     "QueueSettings": "queue.chain",
@@ -120,8 +125,8 @@ _HOMES = {
     "Retention": "queue.options",
     "Rollup": "series.options",
     "SeriesOptions": "series.options",
-    "SeriesReader": "series.table",
-    "SeriesStatistics": "series.table",
+    "SeriesReader": "series.reader",
+    "SeriesStatistics": "series.reader",
     "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
@@ -129,6 +134,9 @@ _HOMES = {
     "StoreBatch": "store.batch",
     "StoreSettings": "store.settings",
     "StoreSnapshot": "store.tables",
+    "StoreStatistics": "store.statistics",
+    "StoreSubscription": "store.views",
+    "StoreView": "store.views",
     "StructType": "kv.values",
     "TextKvReader": "kv.text_keys",
     "TextKvTable": "kv.text_keys",
@@ -138,6 +146,7 @@ _HOMES = {
     "VectorRecord": "vector.table",
     "VectorStatistics": "vector.table",
     "VectorTable": "vector.table",
+    "WriteStage": "store.tracing",
     "connect": "client.connect",
     "open": "server.opening",
     "serve_tcp": "server.tcp",
@@ -174,6 +183,7 @@ __all__ = [
     "Message",
     "Metric",
     "MetricMetadata",
+    "PartitionStatistics",
     "Position",
     "PreparedLoad",
     "QueueSettings",
@@ -194,6 +204,9 @@ __all__ = [
     "StoreBatch",
     "StoreSettings",
     "StoreSnapshot",
+    "StoreStatistics",
+    "StoreSubscription",
+    "StoreView",
     "StructType",
     "TextKvReader",
     "TextKvTable",
@@ -203,6 +216,7 @@ __all__ = [
     "VectorRecord",
     "VectorStatistics",
     "VectorTable",
+    "WriteStage",
     "__version__",
     "connect",
     "errors",
