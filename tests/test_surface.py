@@ -42,8 +42,8 @@ PUBLIC = {
         UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
-        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register search
-        session stream verify views wait
+        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress promql register
+        search session stream verify views wait
     """,
     "penstock.testing": """
         CrashReport FakeClock Fault Faults History Scenario SimulatedDisk Violation explore

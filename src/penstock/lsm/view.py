@@ -98,11 +98,14 @@ class View:
         row = resolve(chain([operand], self._rows_of(key)), deleted_below, self._now_us())
         return (DELETE, b"", operand[2], NEVER) if row is None else row
 
-    def live_values(self, key: bytes) -> list[bytes]:
-        """Return the values of a key's live rows, newest first: its operands, then the put below them, if any."""
+    def live_values(self, key: bytes, read: Callable[[Run, bytes], Any] = Run.get) -> list[Any]:
+        """Return the values of a key's live rows, newest first: its operands, then the put below them, if any.
+
+        `read` returns the row of a run, and may return its value in another form.
+        """
         deleted_below, now_us = self.deleted_below(key), self._now_us()
-        values: list[bytes] = []
-        for kind, value, lsn, expires in self._rows_of(key):
+        values: list[Any] = []
+        for kind, value, lsn, expires in self._rows_of(key, read):
             if kind == DELETE or lsn < deleted_below or expires <= now_us:
                 break
             values.append(value)
@@ -131,13 +134,13 @@ class View:
         """Return the memtables, newest first."""
         return self._version.memtables()
 
-    def _rows_of(self, key: bytes) -> Iterator[Row]:
+    def _rows_of(self, key: bytes, read: Callable[[Run, bytes], Any] = Run.get) -> Iterator[Row]:
         for memtable in self._version.memtables():
             row = memtable.row(key)
             if row is not None:
                 yield row
         for run in self._version.runs:
-            row = run.get(key)
+            row = read(run, key)
             if row is not None:
                 yield row
 

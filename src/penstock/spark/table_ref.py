@@ -168,6 +168,15 @@ def check_range(start: bytes, end: bytes | None) -> None:
         raise Invalid(f"start ({start!r}) is above end ({end!r}): exchange them")
 
 
+def query_name(what: str) -> str:
+    """Return the name of this task's query, as reads of tables in the same query have it."""
+    context = TaskContext.get()
+    if context is None:
+        raise Invalid(f"{what} runs in Spark's tasks")
+    number, app = context.getLocalProperty("spark.sql.execution.id"), context.getLocalProperty("spark.app.id")
+    return f"{what}-stage-{app}-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
+
+
 def freeze_imports() -> None:
     """Exclude imported modules from garbage collection, in a process that runs tasks.
 
