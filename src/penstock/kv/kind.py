@@ -90,9 +90,11 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
         ):
             actual = table.value_type
             if not isinstance(actual, str):  # a struct may have hundreds of fields
-                raise KindMismatch(
-                    f"table {table.name} holds {in_short(actual)}, not {in_short(value)}: leave value= out"
-                )
+                remedy = "leave value= out"
+                if wanted.value == options.value:
+                    remedy += "; a struct can only get more fields, which may be null, at its end"
+                held, asked = in_short(str(actual)), in_short(str(value))
+                raise KindMismatch(f"table {table.name} holds {held}, not {asked}: {remedy}")
             other = value if isinstance(value, str) else in_short(value)
             raise KindMismatch(f"table {table.name} holds {actual}, not {other}: say value={actual!r}")
         if key is not None and wanted.key != options.key:
