@@ -1,4 +1,4 @@
-"""Durable puts of tables that are well: alone, beside a table whose apply hangs, and beside one with ten times the writes.
+"""Durable puts of tables that are well: alone, beside a table that hangs, and beside one with ten times the writes.
 
 A figure is 1 / p99, so that more is better: within 1.5 times of the undisturbed p99 is a ratio of 0.67.
 """

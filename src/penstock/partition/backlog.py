@@ -198,8 +198,12 @@ class Backlogs:
         if not self.workers.count:
             self.drain(partition)
         elif not partition.is_scheduled:
-            partition.is_scheduled = True
-            self.workers.submit(lambda: self._work(partition))
+            try:
+                partition.is_scheduled = True
+                self.workers.submit(lambda: self._work(partition))
+            except BaseException:
+                partition.is_scheduled = False  # an interrupt: perhaps no worker was given it
+                raise
 
     def _work(self, partition: Partition) -> None:
         partition.is_scheduled = False  # before the claim: an entry that comes later schedules it again

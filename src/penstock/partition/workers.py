@@ -40,10 +40,15 @@ class Workers:
         self._closed = False  # guarded by _lock
 
     def submit(self, work: Work) -> None:
-        """Let a thread call `work` soon."""
+        """Let a thread call `work` soon. If no thread can be started, as while the interpreter ends, call it here."""
         with self._lock:
             self._queue.append(work)
             self._staff()
+            alone = not self._idle and not self._busy_since
+            if alone:
+                self._queue.remove(work)
+        if alone:
+            work()
 
     def staff(self) -> None:
         """Start another thread if work waits because the others are stuck."""

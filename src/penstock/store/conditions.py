@@ -64,7 +64,10 @@ def submit_if(
                 dispatcher.finish()
                 if unused and not _is_unused(dispatcher, token):
                     unused, rows = False, {}
-                if not _are_late(dispatcher, rows) and not _touches(coordinator, rows):
+                are_late = _are_late(dispatcher, rows)
+                if are_late and clock.monotonic_s() >= deadline_s:
+                    raise _too_late()
+                if not are_late and not _touches(coordinator, rows):
                     if unused:
                         _judge(expectations, rows)
                     return coordinator.write_into(_add_untouched, size, group, coordinator, rows, 0.0)
@@ -126,14 +129,18 @@ def _add_untouched(delta: PendingDelta, group: PendingGroup, coordinator: Any, r
     delta.add(group)
 
 
+def _too_late() -> Backpressure:
+    return Backpressure(
+        f"other writes to these rows were not applied within {JUDGE_S:g} s, nothing was written: retry later"
+    )
+
+
 def _wait_for_others(coordinator: Coordinator, left_s: float) -> None:
     """Wait until all writes so far are applied, so that their rows can be judged."""
     try:
         coordinator.wait_applied(None, max(0.0, left_s))
     except WaitExpired:
-        raise Backpressure(
-            f"other writes to these rows were not applied within {JUDGE_S:g} s, nothing was written: retry later"
-        ) from None
+        raise _too_late() from None
     except OutcomeUnknown as error:  # of the other writes: this one was never in the journal
         if isinstance(error.__cause__, Closed):
             raise Closed(str(error.__cause__)) from error

@@ -172,10 +172,14 @@ class LiveReading(MomentReading):
     def applied_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
         """Return the value of a key, as every process sees it, and the LSN of its row."""
         self._check_usable()
-        while True:
-            machine = self.machine(partition)  # waits, which nobody may do with the turn
-            with self._dispatcher.turn:
-                self._dispatcher.finish()
-                known = self._known(partition)
-                if known is not None and not known.late:
-                    return machine.row(key)
+        machine = self.machine(partition)  # waits, which nobody may do with the turn
+        with self._dispatcher.turn:
+            self._dispatcher.finish()
+            known = self._known(partition)
+            if known is not None and not known.late:
+                return machine.row(key)
+        moment = self.snapshot_of([partition], own=False)
+        try:
+            return moment.lookup_row(partition, key)
+        finally:
+            moment.close()
