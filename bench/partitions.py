@@ -33,7 +33,7 @@ def blocked() -> Iterator[None]:
             healed.wait()
         apply(machine, entry)
 
-    QueueMachine.apply = patched  # type: ignore[method-assign]
+    QueueMachine.apply = patched  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
