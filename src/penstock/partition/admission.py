@@ -37,10 +37,6 @@ class PartitionState(Enum):
     PAUSED = "paused"  # applying failed: reads and writes are refused until `resume`
 
 
-# A custom signal: (table, shard) -> why writes to it are refused now, or None.
-Signal = Callable[[str, int], "str | None"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class DispatcherSettings:
     """Limits on entries that wait to be applied, and how often a failing partition is retried.
@@ -55,7 +51,8 @@ class DispatcherSettings:
     partition_lag_max: int = 1_000_000  # records between the newest one and the oldest that waits
     operations_max: int = 100_000  # in all partitions
     bytes_max: int = 256 << 20
-    signal: Signal | None = None  # called before every write, by (table, shard); a text refuses the write
+    # Called before every write with (table, shard); a text, the reason, refuses the write.
+    signal: Callable[[str, int], str | None] | None = None
     stall_s: float = 10.0  # without progress for that long, a partition is frozen
     workers: int = 4  # threads for entries that touch files; 0: writers apply these, and wait for hanging files
     attempts_max: int = 4
