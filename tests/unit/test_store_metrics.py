@@ -319,6 +319,7 @@ def test_in_asyncio(tmp_path: Path) -> None:
 def test_statistics_are_frozen_and_ordered(store: Store) -> None:
     store.kv("t", shards=3).put(b"k", b"v", durable=True)
     store.queue("q").put(b"m", durable=True)
+    store.wait_for(store.statistics().durable_lsn)
     now = store.statistics()
     with pytest.raises(AttributeError):
         now.writes = 1  # type: ignore[misc]

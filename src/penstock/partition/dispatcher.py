@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import msgspec
@@ -226,6 +226,8 @@ class Dispatcher(Moments):
             with self.turn:
                 partition.failures, partition.retry_at_s, partition.refusal = min(partition.failures, 1), 0.0, None
             self.backlogs.drain(partition)
+            with suppress(PenstockError):  # `troubles` has it
+                self.catch_up(partition, timeout_s=self.admission.settings.stall_s)  # if another thread drains it
 
     def troubles(self) -> list[Trouble]:
         """Return the entries set aside and the shards that are behind."""

@@ -174,7 +174,8 @@ def test_every_error_has_its_place() -> None:
     about_writes = {*CERTAIN, *PASSING, OutcomeUnknown, WaitExpired, Poisoned, PenstockError}
     others = {  # bases, and what neither submitting nor waiting raises
         errors.RetryLater, errors._ShardError, errors.FixTheCall, errors.Reopen, errors.Restore,
-        errors.UniqueJobAlreadyPending, errors.GateShut, errors.ProcessLimit, errors.TokenTooOld, errors.PositionConflict, errors.Lost,
+        errors.UniqueJobAlreadyPending, errors.GateShut, errors.ProcessLimit, errors.TokenTooOld,
+        errors.PositionConflict, errors.Lost,
         errors.StoreLocked, Closed, errors.StreamFailed,
         errors.ConditionFailed,  # it names a row: test_kv_conditions has it through connect
         errors.CorruptionError, errors.ManifestCorrupted, errors.ManifestNotFound, errors.UnsupportedManifestVersion,
