@@ -22,8 +22,9 @@ from vector_place import (
 )
 
 from penstock.kinds import ALL_LATER
+from penstock.vector.columns import RecordCache
 from penstock.vector.draft import VectorDraft
-from penstock.vector.live import IndexView, LiveIndex, LoadedIndex
+from penstock.vector.loaded import IndexView, LoadedIndex
 from penstock.vector.options import VectorOptions
 from penstock.vector.reading import VectorState
 from penstock.vector.section import IndexChange, VectorSection
@@ -120,7 +121,7 @@ class VectorShardMachine(RuleBasedStateMachine):
         machine = self.place.machine
         distances, ids = machine.live.load().search(np.array([query], np.float32), k, exact=True)
         found = [
-            (machine.record(number), distance)
+            (machine.live.cache.record(number, machine.tree.view.get), distance)
             for number, distance in zip(ids[0].tolist(), distances[0].tolist(), strict=True)
             if number >= 0
         ]
@@ -186,12 +187,12 @@ def snapshots_see_later_vectors(patch: pytest.MonkeyPatch) -> None:
 
 
 def attributes_of_the_first_look(patch: pytest.MonkeyPatch) -> None:
-    right = LiveIndex.columns
+    right = RecordCache.up_to
 
-    def columns(self: LiveIndex, *arguments: Any) -> Any:
-        return self._columns if self._columns is not None else right(self, *arguments)
+    def up_to(self: RecordCache, *arguments: Any) -> Any:
+        return self.columns if self.columns is not None else right(self, *arguments)
 
-    patch.setattr(LiveIndex, "columns", columns)
+    patch.setattr(RecordCache, "up_to", up_to)
 
 
 def overlay_shows_what_it_replaces(patch: pytest.MonkeyPatch) -> None:

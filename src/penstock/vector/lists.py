@@ -10,6 +10,8 @@ Invariants: (1) the ids of a list ascend. (2) `_ids` ascend and have the list of
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 import threading
 from typing import Any, TypeAlias
 
@@ -38,6 +40,13 @@ def faiss_installed() -> bool:
     return True
 
 
+def faiss_available() -> bool:
+    """Whether faiss is installed; it is not imported."""
+    if "faiss" in sys.modules:
+        return sys.modules["faiss"] is not None
+    return importlib.util.find_spec("faiss") is not None
+
+
 def load_faiss() -> Any:
     """Return the module faiss; `Invalid` if it is not installed."""
     global _faiss  # noqa: PLW0603 - an import costs a third of a second: only those who search an index pay it
@@ -55,7 +64,7 @@ def load_faiss() -> Any:
 class Scratch:
     """Buffers for searches of one vector by one thread, with pointers that faiss takes: making those costs 2 us."""
 
-    __slots__ = ("distances", "ids", "pointers", "query", "vector")
+    __slots__ = ("at_distances", "at_ids", "at_query", "distances", "ids", "query", "vector")
 
     def __init__(self, dimensions: int, k: int) -> None:
         self.query = np.empty((1, dimensions), np.float32)
@@ -63,7 +72,7 @@ class Scratch:
         self.distances = np.empty(k, np.float32)
         self.ids = np.empty(k, np.int64)
         pointer = _faiss.swig_ptr
-        self.pointers = (pointer(self.query), pointer(self.distances), pointer(self.ids))
+        self.at_query, self.at_distances, self.at_ids = map(pointer, (self.query, self.distances, self.ids))
 
 
 class _Scratches(threading.local):
@@ -85,6 +94,16 @@ def scratch(dimensions: int, k: int) -> Scratch:
     return found
 
 
+class _Parameters(dict[int, Any]):
+    """Parameters of searches without a selector, by probes; making them costs some us."""
+
+    def __missing__(self, probes: int) -> Any:
+        if len(self) >= PARAMETERS_MAX:
+            self.clear()
+        self[probes] = made = _faiss.SearchParametersIVF(nprobe=probes)
+        return made
+
+
 class PostingLists:
     """The posting lists of a shard, with prepared vectors."""
 
@@ -101,7 +120,7 @@ class PostingLists:
         self._index.is_trained = True
         self._inverted = self._index.invlists
         self.search_raw = self._index.search_c
-        self._parameters: dict[int, Any] = {}  # without a selector, by probes
+        self.plain_parameters = _Parameters()
         self._sizes = np.zeros(len(self.centroids), np.int64)
         self._capacities = np.zeros(len(self.centroids), np.int64)
         self._count = 0  # of _ids and _lists that are used
@@ -245,12 +264,7 @@ class PostingLists:
         """Return the parameters of a search."""
         if selector is not None:
             return _faiss.SearchParametersIVF(nprobe=probes, sel=selector)
-        found = self._parameters.get(probes)
-        if found is None:
-            if len(self._parameters) >= PARAMETERS_MAX:
-                self._parameters = {}
-            found = self._parameters[probes] = _faiss.SearchParametersIVF(nprobe=probes)
-        return found
+        return self.plain_parameters[probes]
 
     def search(self, queries: F32, k: int, probes: int, selector: Any = None) -> tuple[F32, I64]:
         """Return what faiss finds in the `probes` nearest lists: products or squared distances, and ids."""
