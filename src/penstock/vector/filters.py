@@ -23,7 +23,6 @@ import math
 import re
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -311,24 +310,28 @@ def one_column_each(schema: pa.Schema) -> pa.Schema:
 
 def encode_expression(where: pc.Expression, schema: pa.Schema) -> bytes:
     """Encode an expression on attributes for another process; an attribute that no row has may be of any class."""
-    schema, absent = one_column_each(schema), list[str]()
-    while True:
+    try:
+        return _encoded(where, one_column_each(schema), ABSENT_MAX)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise Invalid(f"the expression does not fit the attributes: {line}") from None
+
+
+def _encoded(where: pc.Expression, schema: pa.Schema, absent_max: int) -> bytes:
+    """Encode an expression; attributes that the schema lacks get the first type with which it can be encoded."""
+    try:
+        return bytes(where.to_substrait(schema))
+    except pa.ArrowException as error:
+        unknown = _UNKNOWN.search(str(error))
+        if unknown is None or unknown[1] in schema.names or not absent_max:
+            raise
+        last = error
+    for kind in (pa.float64(), pa.string(), pa.bool_()):
         try:
-            return bytes(where.to_substrait(schema))
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            line = (str(error).splitlines() or [""])[0]
-            unknown = _UNKNOWN.search(line)
-            if unknown is None or unknown[1] in schema.names or len(absent) == ABSENT_MAX:
-                break
-            absent.append(unknown[1])
-            schema = schema.append(pa.field(unknown[1], pa.float64()))
-    known = list(schema)[: len(schema) - len(absent)]
-    for kinds in product((pa.string(), pa.bool_(), pa.float64()), repeat=len(absent)) if absent else ():
-        try:
-            return bytes(where.to_substrait(pa.schema([*known, *map(pa.field, absent, kinds)])))
-        except (pa.ArrowException, TypeError, ValueError):
-            continue
-    raise Invalid(f"the expression does not fit the attributes: {line}")
+            return _encoded(where, schema.append(pa.field(unknown[1], kind)), absent_max - 1)
+        except pa.ArrowException as error:
+            last = error
+    raise last
 
 
 def _rows_that_pass(table: pa.Table, where: pc.Expression) -> Mask:

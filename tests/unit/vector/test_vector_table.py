@@ -233,7 +233,8 @@ def test_wrong_searches_are_refused(place: Any) -> None:
         {"vector": [[1.0, 2.0, 3.0]]}, {"vector": np.array([float("inf"), 0], np.float32)},
         {"k": 0}, {"k": 10_001}, {"k": 1.5},
         {"probes": 0}, {"probes": "2"}, {"exact": 1}, {"where": "n = 1"}, {"where": {"n": object()}},
-        {"where": {"n": 1 << 70}}, {"where": pc.field("n") == "x"}, {"after": -1}, {"after": "1"}, {"timeout_s": 0.0, "where": {"n": 1}},
+        {"where": {"n": 1 << 70}}, {"where": pc.field("n") == "x"},
+        {"after": -1}, {"after": "1"}, {"timeout_s": 0.0, "where": {"n": 1}},
     ]  # fmt: skip
     for arguments in wrong:
         with pytest.raises(Invalid):
