@@ -30,7 +30,7 @@ from penstock.vector.keys import RECORD, id_range
 from penstock.vector.lists import faiss_available
 from penstock.vector.loaded import IndexView, LoadedIndex
 from penstock.vector.options import VectorOptions
-from penstock.vector.sampling import QuerySample
+from penstock.vector.sampling import SearchedQueries
 from penstock.vector.stored import read_generations, read_sequence
 from penstock.vector.stored_lists import StoredLists
 
@@ -78,7 +78,7 @@ class LiveIndex:
         self._waiting: list[VectorDraft] | None = None  # guarded by _lock: records applied while an index is loaded
         self._older: tuple[weakref.ref[VectorIndex], ...] = ()  # guarded by _lock: kernels of older snapshots
         self.cache = RecordCache(lambda: self._budget.bytes_max)
-        self.sample = QuerySample()
+        self.sample = SearchedQueries()
         self._cold = 0  # queries that were searched without a kernel since there was one; approximate
         self._stored: StoredLists | None = None  # replaced whole
 

@@ -20,7 +20,7 @@ ADAPT_SHARE = 0.1  # of the vectors: so many new ones make another look due
 RECALL_QUERIES = 64  # on which recall is measured
 
 
-class QuerySample:
+class SearchedQueries:
     """The sampled queries of one shard."""
 
     def __init__(self) -> None:
