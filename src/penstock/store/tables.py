@@ -160,7 +160,7 @@ class Tables(KvOfStore):
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
         self._check_writable()
         token = None if token is None else check_token(token)
-        return StoreBatch(self._port, token=token, durable=flag(durable, "durable"))
+        return StoreBatch(self._port, token=token, durable=flag(durable, "durable"), find=self._known)
 
     def snapshot(self) -> StoreSnapshot:
         """Take a snapshot of all tables at one LSN; it holds everything that is applied."""
