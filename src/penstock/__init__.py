@@ -10,6 +10,7 @@ journal; docs/architecture.md draws its way.
     server, client the owner's socket for other processes; the same store from another process
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
+    feeds          change feeds as streams, and their upkeep
     registry       which kinds of table there are
     kv, queue, series, vector  the kinds
     promql         PromQL: parse, and evaluate on columns
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
     from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
+    from penstock.kinds.change_reading import ChangeFeed
+    from penstock.kinds.changes import ChangeOptions
     from penstock.kv.queries import KvStatistics
     from penstock.kv.table import KvReader, KvRow, KvTable
     from penstock.kv.text_keys import TextKvReader, TextKvTable
@@ -89,6 +92,8 @@ _HOMES = {
     "AggregateFunction": "series.reader",
     "ArrowSource": "arguments",
     "Cardinality": "series.reader",
+    "ChangeFeed": "kinds.change_reading",
+    "ChangeOptions": "kinds.changes",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -159,6 +164,8 @@ __all__ = [
     "AggregateFunction",
     "ArrowSource",
     "Cardinality",
+    "ChangeFeed",
+    "ChangeOptions",
     "CheckpointReport",
     "CheckpointSettings",
     "CollectionSettings",

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from penstock.coordinator import Acknowledgement, Epoch
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
+from penstock.feeds import check_condition
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId, table_of
@@ -195,9 +196,8 @@ class LocalPort(LiveReading):
     def _check_condition(self, name: str, argument: bytes) -> tuple[TableInfo, Kind]:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
         info = self._existing(condition_table(argument))
-        kind = kind_named(info.kind, info.name)
-        kind.check_condition(info, name, argument, own=True)
-        return info, kind
+        check_condition(info, name, argument, own=True)
+        return info, kind_named(info.kind, info.name)
 
     def commit_and_wait(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
         epoch = self.submit(group, size)
