@@ -10,6 +10,7 @@ journal; docs/architecture.md draws its way.
     server, client the owner's socket for other processes; the same store from another process
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
+    feeds          change feeds as streams, and their upkeep
     registry       which kinds of table there are
     kv, queue, series, vector  the kinds
     promql         PromQL: parse, and evaluate on columns
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
     from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
+    from penstock.kinds.change_reading import ChangeFeed
+    from penstock.kinds.changes import ChangeOptions
     from penstock.kv.queries import KvStatistics
     from penstock.kv.table import KvReader, KvRow, KvTable
     from penstock.kv.text_keys import TextKvReader, TextKvTable
@@ -62,15 +65,19 @@ if TYPE_CHECKING:
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
     from penstock.series.options import Rollup, SeriesOptions
+    from penstock.series.reader import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics
     from penstock.series.section import MetricMetadata
-    from penstock.series.table import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics, SeriesTable
+    from penstock.series.table import SeriesTable
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.batch import StoreBatch
     from penstock.store.loading import LoadReport, PreparedLoad
     from penstock.store.settings import StoreSettings
+    from penstock.store.statistics import PartitionStatistics, StoreStatistics
     from penstock.store.store import Store
     from penstock.store.tables import StoreSnapshot
+    from penstock.store.tracing import WriteStage
+    from penstock.store.views import StoreSubscription, StoreView
     from penstock.vector.options import Metric
     from penstock.vector.reader import VectorReader, VectorRecord, VectorStatistics
     from penstock.vector.searching import Hit
@@ -83,9 +90,11 @@ _MODULES = ("aio", "errors", "spark", "testing")  # public modules, imported on 
 # Each public name and the module it lives in. A test holds that this table, the imports above and `__all__` agree.
 _HOMES = {
     "Acknowledgement": "coordinator.protocols",
-    "AggregateFunction": "series.table",
+    "AggregateFunction": "series.reader",
     "ArrowSource": "arguments",
-    "Cardinality": "series.table",
+    "Cardinality": "series.reader",
+    "ChangeFeed": "kinds.change_reading",
+    "ChangeOptions": "kinds.changes",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -110,6 +119,7 @@ _HOMES = {
     "Message": "queue.table",
     "Metric": "vector.options",
     "MetricMetadata": "series.section",
+    "PartitionStatistics": "store.statistics",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
     "QueueSettings": "queue.chain",
@@ -121,8 +131,8 @@ _HOMES = {
     "Retention": "queue.options",
     "Rollup": "series.options",
     "SeriesOptions": "series.options",
-    "SeriesReader": "series.table",
-    "SeriesStatistics": "series.table",
+    "SeriesReader": "series.reader",
+    "SeriesStatistics": "series.reader",
     "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
     "StagedFile": "partition.reference",
@@ -130,6 +140,9 @@ _HOMES = {
     "StoreBatch": "store.batch",
     "StoreSettings": "store.settings",
     "StoreSnapshot": "store.tables",
+    "StoreStatistics": "store.statistics",
+    "StoreSubscription": "store.views",
+    "StoreView": "store.views",
     "StructType": "kv.values",
     "TextKvReader": "kv.text_keys",
     "TextKvTable": "kv.text_keys",
@@ -139,6 +152,7 @@ _HOMES = {
     "VectorRecord": "vector.reader",
     "VectorStatistics": "vector.reader",
     "VectorTable": "vector.table",
+    "WriteStage": "store.tracing",
     "connect": "client.connect",
     "open": "server.opening",
     "serve_tcp": "server.tcp",
@@ -151,6 +165,8 @@ __all__ = [
     "AggregateFunction",
     "ArrowSource",
     "Cardinality",
+    "ChangeFeed",
+    "ChangeOptions",
     "CheckpointReport",
     "CheckpointSettings",
     "CollectionSettings",
@@ -175,6 +191,7 @@ __all__ = [
     "Message",
     "Metric",
     "MetricMetadata",
+    "PartitionStatistics",
     "Position",
     "PreparedLoad",
     "QueueSettings",
@@ -195,6 +212,9 @@ __all__ = [
     "StoreBatch",
     "StoreSettings",
     "StoreSnapshot",
+    "StoreStatistics",
+    "StoreSubscription",
+    "StoreView",
     "StructType",
     "TextKvReader",
     "TextKvTable",
@@ -204,6 +224,7 @@ __all__ = [
     "VectorRecord",
     "VectorStatistics",
     "VectorTable",
+    "WriteStage",
     "__version__",
     "connect",
     "errors",

@@ -24,7 +24,8 @@ from penstock.registry import KV, QUEUE, series_kind
 from penstock.series.aggregate import AggregateQuery
 from penstock.series.labels import LabelTable, check_labels
 from penstock.series.queries import SeriesQuery, encode_query
-from penstock.series.section import BucketTrim, MetricMetadata, SampleBlock, SeriesDelete, SeriesSection, encode_section
+from penstock.series.section import BucketTrim, MetricMetadata, SampleBlock, SeriesDelete, SeriesSection
+from penstock.series.section_codec import encode_section
 from penstock.testing.kinds import KindContract, KindSample, QuerySample
 from penstock.testing.kinds.accounts import section as accounts_section
 from penstock.testing.kinds.accounts.kind import AccountsKind

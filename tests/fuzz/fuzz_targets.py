@@ -65,7 +65,9 @@ from penstock.queue.positions import (
 )
 from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, QmftManifest
 from penstock.series import section as series_section
+from penstock.series import section_codec as series_codec
 from penstock.series.labels import LabelTable, check_labels
+from penstock.series.rules import receive_section as receive_series
 from penstock.series.selectors import parse_selector, selector_text
 from penstock.testing import SimulatedDisk
 from penstock.vector import section as vector_section
@@ -468,19 +470,19 @@ def _series_seeds() -> list[bytes]:
     block = series_section.SampleBlock(LabelTable.of(sets), index, times, np.arange(4, dtype=np.uint64))
     same = series_section.SampleBlock(LabelTable.of(sets), index[:3].copy(), times[[1, 1, 1]], block.bits[:3])
     parts = (series_section.MetricMetadata("cpu", "gauge"), series_section.SeriesDelete('cpu{host=~"a.*"}', 0, 9))
-    seeds = [series_section.encode_section(series_section.SeriesSection(*some)) for some in ((block,), (same, *parts))]
-    return [*seeds, series_section.compressed(seeds[0])]
+    seeds = [series_codec.encode_section(series_section.SeriesSection(*some)) for some in ((block,), (same, *parts))]
+    return [*seeds, series_codec.compressed(seeds[0])]
 
 
 def _series(data: bytes) -> bool:
-    assert series_section.section_weight(data) >= 0
+    assert series_codec.section_weight(data) >= 0
     accepted = False
     with contextlib.suppress(CorruptionError):
-        section = series_section.decode_section(data)
-        again = series_section.decode_section(series_section.encode_section(section))
-        assert series_section.encode_section(again) == series_section.encode_section(section)
+        section = series_codec.decode_section(data)
+        again = series_codec.decode_section(series_codec.encode_section(section))
+        assert series_codec.encode_section(again) == series_codec.encode_section(section)
     with contextlib.suppress(Invalid):
-        for part in series_section.receive_section(data).parts:
+        for part in receive_series(data).parts:
             if isinstance(part, series_section.SampleBlock):
                 assert len(part.series.fingerprints) == len(part.series.label_bytes()) == len(part.series)
                 part.series.labels(int(part.index[-1]))

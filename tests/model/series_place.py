@@ -16,16 +16,8 @@ from penstock.series.machine import SeriesMachine
 from penstock.series.memtable import SeriesMemtable
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.reading import SeriesState
-from penstock.series.section import (
-    BucketTrim,
-    MetricMetadata,
-    Part,
-    SampleBlock,
-    SeriesDelete,
-    SeriesSection,
-    decode_section,
-    encode_section,
-)
+from penstock.series.section import BucketTrim, MetricMetadata, Part, SampleBlock, SeriesDelete, SeriesSection
+from penstock.series.section_codec import decode_section, encode_section
 from penstock.series.selectors import parse_selector
 from penstock.testing import SimulatedDisk
 

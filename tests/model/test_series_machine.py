@@ -24,11 +24,12 @@ import penstock.series.reading as reading_module
 import penstock.series.slices as slices_module
 from penstock.lsm.operators import SERIES_SAMPLES
 from penstock.series import index
-from penstock.series.blocks import NO_TOMBSTONES, Block, Samples, Tombstones, encode
+from penstock.series.blocks import Block, encode
 from penstock.series.keys import SAMPLES
 from penstock.series.memtable import SeriesMemtable
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.reading import SeriesState
+from penstock.series.samples import NO_TOMBSTONES, Samples, Tombstones
 from penstock.series.section import BucketTrim, MetricMetadata, Part, SeriesDelete, SeriesSection
 
 MINUTE = 60_000_000

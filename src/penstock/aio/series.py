@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from penstock.aio.bridge import AsyncForm, awaited, iterated
-from penstock.series.table import SeriesReader, SeriesTable
+from penstock.series.reader import SeriesReader
+from penstock.series.table import SeriesTable
 
 R = TypeVar("R", bound=SeriesReader)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.arguments import ArrowSource, flag, in_short, microseconds, text, whole
+from penstock.arrow_input import plain_table
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
@@ -250,7 +251,7 @@ class QueueTable(QueueView, WritableTable):
         token: tuple[str, int] | None = None,
         durable: bool | None = None,
     ) -> Epoch:
-        """Add payloads (with `keys` and `headers`), or an Arrow array or table of payload, key, time and headers.
+        """Add payloads (with `keys` and `headers`), or an Arrow array or table of payload, key, timestamp and headers.
 
         Messages without keys all go to one shard, in order. In a queue of several shards there is one write for each
         shard; with a token all messages are one group, added at most once, durably.
@@ -465,18 +466,15 @@ def _checked(payload: Any, key: Any, time: Any) -> tuple[bytes, bytes | None, in
 
 
 def _columns(messages: Any, keys: Sequence[bytes | None] | None, headers: list[Any] | None) -> Messages:
-    if hasattr(messages, "__arrow_c_stream__") and not isinstance(messages, (pa.Table, pa.ChunkedArray)):
-        try:
-            messages = pa.table(messages)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise Invalid(f"the messages are not an Arrow table ({error})") from None
+    if hasattr(messages, "__arrow_c_stream__") and not isinstance(messages, pa.ChunkedArray):
+        messages = plain_table(messages, "put_many")
     if isinstance(messages, (pa.Array, pa.ChunkedArray, pa.Table, pa.RecordBatch)):
         if keys is not None or headers is not None:
             raise Invalid("keys and headers of an Arrow table go into its columns `key` and `headers`")
         try:
             return Messages.from_arrow(messages)
         except (pa.ArrowException, TypeError) as error:
-            raise Invalid(f"payload and key are binary, time is a timestamp, headers a map ({error})") from None
+            raise Invalid(f"payload and key are binary, timestamp is a timestamp, headers a map ({error})") from None
     if isinstance(messages, (bytes, str)) or not isinstance(messages, Iterable):
         raise Invalid(f"put_many takes many payloads or an Arrow table, not {type(messages).__name__}")
     return Messages.of(list(messages), keys, headers=headers)

@@ -55,51 +55,50 @@ def admit_sections(
     found: dict[int, list[LabelTable]] = {}
     for block in blocks:
         check_window(name, int(block.times.min()), int(block.times.max()), options, time_us)
-        for bucket, new in _new_series(block, options, limits):
-            found.setdefault(bucket, []).append(new)
+        for bucket, series in _by_bucket(block, options):
+            if not limits.known(bucket, series).all():
+                found.setdefault(bucket, []).append(series)
     if not found:
         return
     with limits.admitted.lock:
         limits.admitted.forget(time_us)
-        series = {bucket: _check_new(name, bucket, _united(some), options, limits) for bucket, some in found.items()}
-        for bucket, by_metric in series.items():  # when all are accepted
+        series_new = {bucket: _new_series(bucket, tables, limits) for bucket, tables in found.items()}
+        for bucket, by_metric in series_new.items():
+            _check_new(name, bucket, by_metric, options, limits)
+        for bucket, by_metric in series_new.items():  # when all are accepted
             limits.admitted.add(bucket, by_metric, time_us)
 
 
-def _new_series(block: SampleBlock, options: SeriesOptions, limits: SeriesLimits) -> Iterator[tuple[int, LabelTable]]:
-    """Yield, for each bucket of a block, the series that it does not have yet."""
-    buckets = options.buckets(block.times)
-    numbers = np.unique(buckets).tolist()
-    for bucket in numbers:
-        series = block.series
-        if len(numbers) > 1:
-            series = series.take(np.unique(block.index[buckets == bucket]).astype(np.intp))
-        new = np.flatnonzero(~limits.known(bucket, series))
-        if len(new):
-            yield bucket, series if len(new) == len(series) else series.take(new)
+def _by_bucket(block: SampleBlock, options: SeriesOptions) -> Iterator[tuple[int, LabelTable]]:
+    """Yield each bucket of a block, and the series that have samples in it."""
+    first, last = (options.bucket(int(time)) for time in (block.times.min(), block.times.max()))
+    if first == last:
+        yield first, block.series
+        return
+    for bucket, places in options.by_bucket(block.times):
+        yield bucket, block.series.take(np.unique(block.index[places]).astype(np.intp))
 
 
-def _united(tables: Sequence[LabelTable]) -> LabelTable:
-    """Return the distinct series of several tables: a batch may hold a block for each of its writes."""
-    if len(tables) == 1:
-        return tables[0]
-    return LabelTable.of(list(dict.fromkeys(table.labels(row) for table in tables for row in range(len(table)))))
-
-
-def _check_new(
-    name: str, bucket: int, table: LabelTable, options: SeriesOptions, limits: SeriesLimits
-) -> dict[str, list[bytes]]:
-    """Return the dictionary keys of the series that a bucket does not have, by metric; `Invalid` if they are too many.
+def _new_series(bucket: int, tables: Sequence[LabelTable], limits: SeriesLimits) -> dict[str, set[bytes]]:
+    """Return the dictionary keys of the series that a bucket does not have, by metric.
 
     Requires: `limits.admitted.lock` is held.
     """
-    rows = np.flatnonzero(~limits.known(bucket, table))  # again: some may be applied by now
-    place = table.names.index(METRIC)
-    names = ["", *table.values[place]]
-    series: dict[str, list[bytes]] = {}
-    keys = dictionary_keys(bucket, table.fingerprints[rows])
-    for code, key in zip(table.codes[rows, place].tolist(), keys, strict=True):
-        series.setdefault(names[code], []).append(key)
+    found: dict[str, set[bytes]] = {}
+    for table in tables:
+        rows = np.flatnonzero(~limits.known(bucket, table))
+        place = table.names.index(METRIC)
+        names = ["", *table.values[place]]
+        keys = dictionary_keys(bucket, table.fingerprints[rows])
+        for code, key in zip(table.codes[rows, place].tolist(), keys, strict=True):
+            found.setdefault(names[code], set()).add(key)
+    return found
+
+
+def _check_new(
+    name: str, bucket: int, series: dict[str, set[bytes]], options: SeriesOptions, limits: SeriesLimits
+) -> None:
+    """Raise `Invalid` if new series of a bucket are too many. Requires: `limits.admitted.lock` is held."""
     new = Counter({metric: limits.admitted.new(bucket, metric, keys) for metric, keys in series.items()})
     count, known = new.total(), limits.series_count(bucket) + limits.admitted.count(bucket)
     if count and known + count > options.series_max:
@@ -115,4 +114,3 @@ def _check_new(
                 f"metric {metric} of table {name} has {known:,} series and this write adds {count:,}: the limit is "
                 f"{options.metric_series_max:,} (metric_series_max); give its labels fewer values"
             )
-    return series

@@ -28,8 +28,7 @@ class AdmittedSeries:
 
     def new(self, bucket: int, metric: str, keys: Collection[bytes]) -> int:
         """Return how many of some series of a metric are not here."""
-        known = self._until.get(bucket, {}).get(metric)
-        return len(keys) if known is None else len(set(keys).difference(known))
+        return len(set(keys).difference(self._until.get(bucket, {}).get(metric, ())))
 
     def count(self, bucket: int, metric: str | None = None) -> int:
         """Return the number of series in a bucket, or of one metric in it."""

@@ -13,9 +13,9 @@ a step without rises has no result.
 Staleness markers are left out. Other NaNs are values: a sum with one is NaN; min and max ignore them beside numbers.
 
 The work: each slice of samples, ordered by series and time, is cut into runs of one series and step, and each run is
-reduced; runs of one group and step are reduced again, slice after slice. So memory holds one slice and the result;
-only `quantile` holds all values. Blocks of samples whose directory says all that is needed, because they lie in one
-step, are not decoded. A sum adds the numbers of a step in any order.
+reduced; runs of one group and step are reduced again, slice after slice. So memory holds one slice and the result,
+which has a limit; only `quantile` holds all values, up to another limit. Blocks of samples whose directory says all
+that is needed, because they lie in one step, are not decoded. A sum adds the numbers of a step in any order.
 
 Thread: the reader's.
 """
@@ -45,8 +45,9 @@ from penstock.series.shard import SampleColumns, SeriesShard
 FUNCTIONS = ("sum", "avg", "min", "max", "count", "last", "rate", "increase", "quantile")
 BY_MAX = 64
 STEP_US_MAX = 1 << 61
-QUANTILE_SAMPLES_MAX = 50_000_000
-FOLD_RUNS = 1 << 20  # partial results that are held before they are folded
+QUANTILE_SAMPLES_MAX = 20_000_000
+RESULTS_MAX = 10_000_000  # groups x steps that have samples
+FOLD_RUNS = 1 << 20  # partial results that are held before they are folded, at least
 RESULT_ROWS = 65_536
 AGGREGATES = pa.schema(
     [
@@ -151,10 +152,11 @@ def _grouped(
     query: AggregateQuery, shard: SeriesShard, groups: dict[tuple[str, ...], int], context: QueryContext
 ) -> Iterator[tuple[I64, int, U32]]:
     """Yield for each bucket the group of each of its series, its number and their ids, without reading label sets."""
-    matched = shard.match(parse_selector(query.selector), query.start, query.end) if query.start < query.end else []
-    for bucket, ids in matched:
+    if query.start >= query.end:
+        return
+    for bucket, ids in shard.match(parse_selector(query.selector), query.start, query.end, context.check):
         context.check()
-        columns = [shard.label_codes(bucket, name, ids) for name in query.by]
+        columns = [shard.label_codes(bucket, name, ids, context.check) for name in query.by]
         codes = np.stack([column for _, column in columns], axis=1) if columns else np.zeros((len(ids), 0), np.int64)
         distinct, of_distinct = codes[:1], codes.sum(axis=1)
         if columns:
@@ -174,7 +176,7 @@ def _add_rises(
     context: QueryContext,
 ) -> None:
     """Add how much the samples of a shard rose, across buckets."""
-    selected = SelectedSeries(shard, parse_selector(query.selector), query.start, query.end)
+    selected = SelectedSeries(shard, parse_selector(query.selector), query.start, query.end, context)
     of_row = np.fromiter((_group(labels, query.by, groups) for labels in selected.labels), np.int64)
     before: tuple[int, float] | None = None  # series and value of the last sample of a slice
     for some in selected.slices(context):
@@ -235,6 +237,7 @@ class Totals:
         self._needs = needs
         self._parts: list[tuple[Any, ...]] = []  # group, step, and a column for each need
         self._runs = 0  # since the last fold
+        self._results = 0  # of the last fold
 
     def add(self, of_row: I64, some: Slice, steps: I64, values: F64, whole: _WholeRuns | None = None) -> None:
         """Reduce the samples of one series and step, and add what was reduced when it was stored."""
@@ -254,7 +257,7 @@ class Totals:
         rows, steps, *columns = parts[0] if whole is None else _by_series(parts)
         self._parts.append((of_row[rows], steps, *columns))
         self._runs += len(rows)
-        if self._runs > FOLD_RUNS:
+        if self._runs > max(FOLD_RUNS, self._results):  # as many again: all folds together take linear time
             self._fold()
 
     def _fold(self) -> None:
@@ -269,7 +272,9 @@ class Totals:
         starts = _run_starts(groups, steps)
         reduced = [_reduced(need, column[order], starts) for need, column in zip(self._needs, columns, strict=True)]
         self._parts = [(groups[starts], steps[starts], *reduced)]
-        self._runs = 0
+        self._runs, self._results = 0, len(starts)
+        if self._results > RESULTS_MAX:
+            raise Invalid(f"an aggregate has at most {RESULTS_MAX:,} results: give a longer step, or a shorter range")
 
     def columns(self) -> tuple[I64, I64, list[npt.NDArray[Any]]]:
         """Return group and step of each result, in order, and a column for each need."""

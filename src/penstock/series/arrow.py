@@ -39,7 +39,9 @@ from penstock.series.labels import (
     check_value,
     decode_labels,
 )
-from penstock.series.section import I64, SampleBlock, check_times
+from penstock.series.rules import check_times
+from penstock.series.samples import I64
+from penstock.series.section import SampleBlock
 
 TIME = pa.timestamp("us", tz="UTC")
 LABELS = pa.map_(pa.string(), pa.string())
@@ -62,6 +64,7 @@ SERIES = pa.schema([SAMPLES.field("metric"), SAMPLES.field("labels")])
 BATCH_LABEL_BYTES = 64 << 20  # of the labels of all rows of a batch that is read
 KEPT_CALLS = 4  # whose label columns are kept
 KEPT_ROWS_MAX = 1 << 20
+CODES_MAX = 1 << 26  # rows x names of labels, where there are more names than a series may have
 _RADIX_MAX = 1 << 62
 
 
@@ -312,11 +315,18 @@ def _series(columns: dict[str, Any], metric: str | None, count: int) -> tuple[La
     names = sorted(name for name, (values, _) in coded.items() if values)
     if METRIC not in names or not coded[METRIC][1].all():
         raise Invalid("a metric has a name: no row may have a null or an empty metric")
+    _check_names(len(names), count)
     codes = np.stack([coded[name][1] for name in names], axis=1)
     if np.count_nonzero(codes, axis=1).max() > LABELS_MAX:
         raise Invalid(f"a series has more than {LABELS_MAX} labels")
     first, index = _distinct(codes, [len(coded[name][0]) for name in names])
     return LabelTable(names, [coded[name][0] for name in names], codes[first].astype(np.uint32)), index
+
+
+def _check_names(names: int, count: int) -> None:
+    """Refuse rows whose labels, as columns of all their names, would take very much memory."""
+    if names > LABELS_MAX and names * count > CODES_MAX:
+        raise Invalid(f"{count:,} rows have {names:,} names of labels: write fewer rows at once, or use fewer names")
 
 
 def _coded(name: str, column: Any) -> tuple[list[str], npt.NDArray[np.int64]]:
@@ -367,6 +377,7 @@ def _coded_map(column: Any, count: int) -> dict[str, tuple[list[str], npt.NDArra
     keys, items = (part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (column.keys, column.items))
     parents = np.repeat(np.arange(count), lengths)
     names, numbers = _coded("labels", keys)
+    _check_names(len(names), max(count, len(keys)))
     if len(keys) and not numbers.all():
         raise Invalid("a label has a name: no key of the map labels may be empty")
     result: dict[str, tuple[list[str], npt.NDArray[np.int64]]] = {}

@@ -13,22 +13,15 @@ equal bytes. (3) values are bit-exact, NaN payloads included.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pcodec import ChunkConfig
 from pcodec.standalone import simple_compress, simple_decompress_into
 
 from penstock.errors import CorruptionError
-
-U32: TypeAlias = npt.NDArray[np.uint32]
-U64: TypeAlias = npt.NDArray[np.uint64]
-I64: TypeAlias = npt.NDArray[np.int64]
-Flags: TypeAlias = npt.NDArray[np.bool_]
+from penstock.series.samples import I64, NO_SAMPLES, NO_TOMBSTONES, U32, U64, Flags, Samples, SampleSteps, Tombstones
 
 VERSION = 1
 CHUNK_SAMPLES_MIN = 1_000  # a series with fewer shares a chunk with its neighbours
@@ -64,37 +57,6 @@ _CONFIG = ChunkConfig(compression_level=8)
 _zstd = pa.Codec("zstd", compression_level=3)
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Columns of samples."""
-
-    ids: U32
-    times: I64
-    bits: U64  # of float64 values
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, which: Any) -> Samples:
-        return Samples(self.ids[which], self.times[which], self.bits[which])
-
-    @property
-    def nbytes(self) -> int:
-        return self.ids.nbytes + self.times.nbytes + self.bits.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class Tombstones:
-    """Deletes of older samples: of a series, with times in [start, end)."""
-
-    ids: U32
-    starts: I64
-    ends: I64
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
 class RunSummaries(NamedTuple):
     """What the directories of blocks say of runs, which hold no NaN."""
 
@@ -105,92 +67,6 @@ class RunSummaries(NamedTuple):
     minimum: Any
     maximum: Any
     last: Any  # bits
-
-
-Contents: TypeAlias = tuple[Samples, Tombstones]  # sorted samples, and deletes of older ones
-NO_SAMPLES = Samples(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.uint64))
-NO_TOMBSTONES = Tombstones(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-# -- columns
-
-
-def concat(parts: Sequence[Samples]) -> Samples:
-    """Concatenate columns."""
-    if len(parts) == 1:
-        return parts[0]
-    if not parts:
-        return NO_SAMPLES
-    return Samples(
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.times for part in parts]),
-        np.concatenate([part.bits for part in parts]),
-    )
-
-
-def sorted_distinct(samples: Samples) -> Samples:
-    """Sort samples, given in write order, by id and time; the last write of an (id, time) wins."""
-    if len(samples) < 2:
-        return samples
-    if not _ascends(samples):
-        samples = samples.take(_order_of_ids(samples.ids))
-        if not _ascends(samples):
-            samples = samples.take(np.lexsort((samples.times, samples.ids)))
-    again = (samples.ids[1:] == samples.ids[:-1]) & (samples.times[1:] == samples.times[:-1])
-    if again.any():
-        samples = samples.take(np.append(~again, True))
-    return samples
-
-
-def _ascends(samples: Samples) -> bool:
-    ids, times = samples.ids, samples.times
-    same = ids[1:] == ids[:-1]
-    return bool(((ids[1:] > ids[:-1]) | (same & (times[1:] >= times[:-1]))).all())
-
-
-def _order_of_ids(ids: U32) -> I64:
-    """Return the stable order of ids: numpy sorts 16 bits at a time by radix, many times faster than by comparison."""
-    low = ids.min()
-    offsets = ids - low
-    order: I64 = np.argsort(offsets.astype(np.uint16), kind="stable")
-    if offsets.max() >> 16:
-        order = order[np.argsort((offsets >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
-    return order
-
-
-def without(samples: Samples, deleted: Tombstones) -> Samples:
-    """Return the samples, sorted by id and time, that no tombstone deletes."""
-    kept = np.ones(len(samples), np.bool_)
-    while len(deleted) and len(samples):  # the first tombstone of every series, then the second, ...
-        numbers, first = np.unique(deleted.ids, return_index=True)
-        at = np.minimum(np.searchsorted(numbers, samples.ids), len(numbers) - 1)
-        mine = first[at]
-        inside = (samples.times >= deleted.starts[mine]) & (samples.times < deleted.ends[mine])
-        kept &= ~(inside & (numbers[at] == samples.ids))
-        others = np.ones(len(deleted), np.bool_)
-        others[first] = False
-        deleted = Tombstones(deleted.ids[others], deleted.starts[others], deleted.ends[others])
-    return samples if kept.all() else samples.take(kept)
-
-
-def union(parts: Sequence[Tombstones]) -> Tombstones:
-    """Return the union of tombstones: sorted, disjoint, none touching another of its series."""
-    ids = np.concatenate([NO_TOMBSTONES.ids, *(part.ids for part in parts)])
-    starts = np.concatenate([NO_TOMBSTONES.starts, *(part.starts for part in parts)])
-    ends = np.concatenate([NO_TOMBSTONES.ends, *(part.ends for part in parts)])
-    order = np.lexsort((ends, starts, ids))
-    order = order[starts[order] < ends[order]]
-    ids, starts, ends = ids[order], starts[order], ends[order]
-    if (ids[1:] != ids[:-1]).all():  # one for each series, as a delete makes them
-        return Tombstones(ids, starts, ends)
-    merged: list[list[int]] = []
-    for number, start, end in zip(ids.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        if merged and merged[-1][0] == number and merged[-1][2] >= start:
-            merged[-1][2] = max(merged[-1][2], end)
-        else:
-            merged.append([number, start, end])
-    columns = list(zip(*merged, strict=True))
-    return Tombstones(np.array(columns[0], np.uint32), np.array(columns[1], np.int64), np.array(columns[2], np.int64))
 
 
 # -- encoding
@@ -329,12 +205,25 @@ class _Layout(NamedTuple):
     kind: int
 
 
+class DecodedChunks(Protocol):
+    """Chunks that are kept as they were decoded, and the bytes of their block, which are not."""
+
+    def load(self) -> bytes:
+        """Return the bytes of the block."""
+
+    def get(self, chunk: int) -> U64 | None:
+        """Return a chunk; None if it is not kept."""
+
+    def put(self, chunk: int, items: U64) -> None:
+        """Keep a chunk, perhaps."""
+
+
 class Block:
     """A block, of which only the directory is decoded."""
 
-    __slots__ = ("_chunk_at", "_chunks", "_column_starts", "_columns", "_data", "_starts", "deleted", "runs")
+    __slots__ = ("_chunk_at", "_chunks", "_column_starts", "_columns", "_data", "_kept", "_starts", "deleted", "runs")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, kept: DecodedChunks | None = None) -> None:
         try:
             version, codec, _, runs, columns, chunks, deleted, size, stored = _HEADER.unpack_from(data)
         except struct.error:
@@ -361,7 +250,8 @@ class Block:
         self._chunks, at = _columns(directory, _CHUNK_COLUMNS, chunks, at)
         tombstones, at = _columns(directory, _TOMBSTONE_COLUMNS, deleted, at)
         self.deleted = Tombstones(tombstones["id"], tombstones["start"], tombstones["end"])
-        self._data = data
+        self._data = data if kept is None else None
+        self._kept = kept
         self._chunk_at = _HEADER.size + stored + np.cumsum(self._chunks["bytes"], dtype=np.int64)
         self._starts = np.cumsum(self.runs["count"], dtype=np.int64) - self.runs["count"]
         self._column_starts = np.cumsum(self._columns["count"], dtype=np.int64) - self._columns["count"]
@@ -404,9 +294,8 @@ class Block:
         if not len(picked):
             return NO_SAMPLES
         counts = runs["count"][picked].astype(np.int64)
-        columns = runs["time_column"][picked]
-        if columns.max() >= len(self._columns["chunk"]):
-            _refuse("a run names a column that does not exist")
+        columns = self._time_columns_of(picked)
+        data: list[bytes] = []
         values, times = (
             _Layout(self._starts, runs["chunk"], FLOAT64),
             _Layout(self._column_starts, self._columns["chunk"], TIMES),
@@ -414,34 +303,68 @@ class Block:
         ids = np.repeat(runs["id"][picked], counts)
         if len(picked) == 1:  # a select of one series
             count = int(counts[0])
-            moments = self._items(times, int(columns[0]), count)
-            return Samples(ids, moments.view(np.int64), self._items(values, int(picked[0]), count))
+            moments = self._items(times, int(columns[0]), count, data)
+            return Samples(ids, moments.view(np.int64), self._items(values, int(picked[0]), count, data))
         offsets = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-        bits = self._gather(values, picked, counts, offsets)
-        return Samples(ids, self._gather(times, columns, counts, offsets).view(np.int64), bits)
+        bits = self._gather(values, picked, counts, offsets, data)
+        return Samples(ids, self._gather(times, columns, counts, offsets, data).view(np.int64), bits)
 
-    def _items(self, layout: _Layout, number: int, count: int) -> U64:
+    def _items(self, layout: _Layout, number: int, count: int, data: list[bytes]) -> U64:
         """Decode the chunk of one run or time column and return its items, as 64-bit words."""
         chunk = int(layout.chunks[number])
-        decoded = self._decode(chunk, layout.kind)
+        decoded = self._decoded(chunk, layout.kind, data)
         at = int(layout.starts[number] - layout.starts[np.searchsorted(layout.chunks, chunk)])
         if not 0 <= at <= at + count <= len(decoded):
             _refuse("a run reaches past its chunk")
         return decoded[at : at + count]
 
-    def between(self, which: Flags, start: int, end: int) -> Samples:
-        """Return the samples of some runs with times in [start, end)."""
+    def between(self, which: Flags, start: int, end: int, steps: SampleSteps | None = None) -> Samples:
+        """Return the samples of some runs with times in [start, end); with `steps`, only the last before each."""
+        picked = np.flatnonzero(which)
+        if not len(picked):
+            return NO_SAMPLES
+        runs = self.runs
+        inside = runs["first_time"][picked].min() >= start and runs["last_time"][picked].max() < end
+        if (steps is not None or not inside) and runs["count"][picked].min() >= CHUNK_SAMPLES_MIN:
+            return self._cut(picked, start, end, steps)
         samples = self.read(which)
-        first, last = self.runs["first_time"][which], self.runs["last_time"][which]
-        if len(samples) and (first.min() < start or last.max() >= end):
+        if not inside:
             samples = samples.take((samples.times >= start) & (samples.times < end))
-        return samples
+        return samples if steps is None else steps.thinned(samples)
 
-    def _gather(self, layout: _Layout, picked: Any, counts: I64, offsets: I64) -> U64:
+    def _cut(self, picked: Any, start: int, end: int, steps: SampleSteps | None) -> Samples:
+        """Return the samples in [start, end) of runs that have chunks of their own: no others are copied."""
+        runs = self.runs
+        columns = self._time_columns_of(picked)
+        values = _Layout(self._starts, runs["chunk"], FLOAT64)
+        times = _Layout(self._column_starts, self._columns["chunk"], TIMES)
+        cuts: dict[int, tuple[Any, I64]] = {}  # of each column of times: which are wanted, and those
+        data: list[bytes] = []
+        moments: list[I64] = []
+        bits: list[U64] = []
+        for run, column, count in zip(picked.tolist(), columns.tolist(), runs["count"][picked].tolist(), strict=True):
+            if column not in cuts:
+                whole = self._items(times, column, count, data).view(np.int64)
+                low, high = np.searchsorted(whole, (start, end)).tolist()
+                wanted = slice(low, high) if steps is None else low + steps.last(whole[low:high])
+                cuts[column] = wanted, whole[wanted]
+            wanted, some = cuts[column]
+            moments.append(some)
+            bits.append(self._items(values, run, count, data)[wanted])
+        ids = np.repeat(runs["id"][picked], [len(some) for some in moments])
+        return Samples(ids, np.concatenate(moments), np.concatenate(bits))
+
+    def _time_columns_of(self, picked: Any) -> Any:
+        columns = self.runs["time_column"][picked]
+        if columns.max() >= len(self._columns["chunk"]):
+            _refuse("a run names a column that does not exist")
+        return columns
+
+    def _gather(self, layout: _Layout, picked: Any, counts: I64, offsets: I64, data: list[bytes]) -> U64:
         """Decode the chunks of some runs or time columns and return their items, as 64-bit words."""
         chunks = layout.chunks[picked]
         used = np.unique(chunks)
-        decoded = [self._decode(chunk, layout.kind) for chunk in used.tolist()]
+        decoded = [self._decoded(chunk, layout.kind, data) for chunk in used.tolist()]
         sizes = np.array([len(part) for part in decoded], np.int64)
         # Where each used chunk begins among the decoded ones, less where it begins among all.
         firsts = layout.starts[np.minimum(np.searchsorted(layout.chunks, used), len(layout.starts) - 1)]
@@ -455,13 +378,28 @@ class Block:
         items: U64 = joined[np.repeat(at, counts) + offsets]
         return items
 
-    def _decode(self, chunk: int, kind: int) -> U64:
+    def _decoded(self, chunk: int, kind: int, data: list[bytes]) -> U64:
+        """Return a chunk, decoded now or before; `data` is where one read holds the bytes of the block."""
+        kept = self._kept
+        if kept is None:
+            assert self._data is not None
+            return self._decode(self._data, chunk, kind)
+        items = kept.get(chunk)
+        if items is None or chunk >= len(self._chunks["type"]) or self._chunks["type"][chunk] != kind:
+            if not data:
+                data.append(kept.load())
+            items = self._decode(data[0], chunk, kind)
+            items.flags.writeable = False  # others read it, too
+            kept.put(chunk, items)
+        return items
+
+    def _decode(self, block: bytes, chunk: int, kind: int) -> U64:
         chunks = self._chunks
         if chunk >= len(chunks["count"]) or chunks["type"][chunk] != kind:
             _refuse("a run names a chunk that does not exist, or one of another type")
         count, size = int(chunks["count"][chunk]), int(chunks["bytes"][chunk])
         end = int(self._chunk_at[chunk])
-        data = self._data[end - size : end]
+        data = block[end - size : end]
         if chunks["encoding"][chunk] == PROGRESSION:
             if size != _PROGRESSION.size:
                 _refuse("a progression of times has a wrong size")

@@ -23,12 +23,12 @@ from penstock.lsm.operators import SERIES_IDS
 from penstock.lsm.rows import NEVER, Row
 from penstock.lsm.view import View
 from penstock.series import index
-from penstock.series.blocks import Samples, Tombstones
 from penstock.series.ids import BucketIds, LearnedIds, Rows, SeriesIds
 from penstock.series.keys import (
     ALL_METRICS,
     EMPTY,
     PROGRESS,
+    TRIMMED,
     bucket_range,
     change_key,
     dictionary_keys,
@@ -43,8 +43,11 @@ from penstock.series.labels import METRIC, U32, LabelTable, decode_labels
 from penstock.series.memtable import SamplePart, SeriesEdit
 from penstock.series.operators import decode_ids, encode_ids, encode_single_ids
 from penstock.series.options import HOUR_US, TIME_MAX, TIME_MIN, SeriesOptions
+from penstock.series.samples import Samples, Tombstones
 from penstock.series.section import BucketTrim, MetricMetadata, Part, RollupProgress, SampleBlock, SeriesDelete
 from penstock.series.selectors import Matcher, parse_selector
+
+RESOLVED_MAX = 64  # label tables of a record, by bucket, whose ids are remembered as a whole
 
 
 class _BucketDraft:
@@ -135,9 +138,7 @@ class RecordDraft:
             self._refill(first, block.series, ids, None)
             self._parts.append(SamplePart(self.lsn, first, Samples(ids[block.index], times, bits)))
             return
-        buckets = self._options.buckets(block.times)
-        for bucket in np.unique(buckets).tolist():
-            here = np.flatnonzero(buckets == bucket)
+        for bucket, here in self._options.by_bucket(block.times):
             numbers = block.index[here]
             rows = np.unique(numbers).astype(np.intp)
             ids = self._resolve(bucket, block.series, rows)
@@ -179,6 +180,7 @@ class RecordDraft:
             numbers[unknown] = self._find_or_create(bucket, some, table, rows[unknown], [codes[i] for i in unknown])
         ids[rows] = numbers
         self._resolved.append((table, bucket, ids))
+        del self._resolved[:-RESOLVED_MAX]
         return ids
 
     def _bucket(self, bucket: int) -> _BucketDraft:
@@ -301,6 +303,7 @@ class RecordDraft:
                 del sets[number]
         if next(index.buckets(self._view, 0, end), None) is not None:
             self._trimmed = max(self._trimmed, end)
+            self._metadata[prefix(ALL_METRICS, TRIMMED)] = index.encode_trimmed(self._trimmed)
             self.empties_series = True
 
 

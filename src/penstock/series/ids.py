@@ -1,6 +1,7 @@
 """Series ids that a shard remembers: what was read from its tree or applied to it.
 
-In a bucket a series is known by its *code row*: the numbers of its values, one column for each label name, as bytes.
+In a bucket a series is known by its *code row*: the number of the set of its label names, and the numbers of its
+values, as bytes.
 The numbers are exact, so no fingerprint is compared in memory. A label table that was written before is recognised as a
 whole. All of it may be forgotten at any moment: the tree is the truth.
 
@@ -10,6 +11,7 @@ Invariant: what is remembered is in the tree.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +27,7 @@ from penstock.series.labels import U32, LabelTable
 
 SERIES_REMEMBERED_MAX = 2_000_000  # in all buckets
 TABLES_REMEMBERED_MAX = 8
-BUCKETS_REMEMBERED_MAX = 4_096  # of which the empty series are remembered
+BUCKETS_REMEMBERED_MAX = 1_024
 TABLE_BYTES_MAX = 4 << 20  # a larger one is not remembered as a whole
 Rows = npt.NDArray[np.intp]
 
@@ -33,13 +35,14 @@ Rows = npt.NDArray[np.intp]
 class BucketIds:
     """What is remembered of one bucket."""
 
-    __slots__ = ("ids", "last", "names", "values")
+    __slots__ = ("ids", "last", "names", "shapes", "values")
 
     def __init__(self, last: int) -> None:
         self.last = last  # the highest id in the tree
         self.ids: dict[bytes, int] = {}  # by code row
         self.names: dict[str, int] = {}  # the column of each label name
         self.values: list[dict[str, int]] = []  # the number of each value, by column
+        self.shapes: dict[bytes, int] = {}  # the number of each set of columns that series have
 
     @property
     def complete(self) -> bool:
@@ -62,7 +65,12 @@ class BucketIds:
                     known.setdefault(value, len(known) + 1)
                 numbers = list(map(known.get, values))
             columns.append((column, np.array([0, *numbers], np.uint32)[table.codes[rows, place]]))
-        return _joined(columns, len(rows))
+        coded: list[bytes] = [b""] * len(rows)
+        for shape, which, numbered in _by_shape(columns, len(rows)):
+            number = self.shapes.setdefault(shape, len(self.shapes) + 1)
+            for row, code_row in zip(which, _code_rows(number, numbered), strict=True):
+                coded[row] = code_row
+        return coded
 
     def known_rows(self, table: LabelTable) -> list[bytes | None]:
         """Return the code rows of all series, None where a value is new. Changes nothing."""
@@ -77,18 +85,44 @@ class BucketIds:
             numbers = np.array([0, *(known.get(value, 0) for value in values)], np.uint32)[codes]
             certain &= (numbers > 0) | (codes == 0)
             columns.append((column, numbers))
-        rows = _joined(columns, len(table))
-        return [row if sure else None for row, sure in zip(rows, certain.tolist(), strict=True)]
+        coded: list[bytes | None] = [None] * len(table)
+        for shape, which, numbered in _by_shape(columns, len(table)):
+            number = self.shapes.get(shape)
+            if number is not None:
+                for row, code_row in zip(which, _code_rows(number, numbered), strict=True):
+                    coded[row] = code_row
+        return [row if sure else None for row, sure in zip(coded, certain.tolist(), strict=True)]
 
 
-def _joined(columns: list[tuple[int, U32]], count: int) -> list[bytes]:
-    width = 1 + max((column for column, _ in columns), default=0)
-    matrix = np.zeros((count, width), np.uint32)
-    for column, numbers in columns:
-        matrix[:, column] = numbers
-    packed: Any = matrix.view(f"V{4 * width}").reshape(-1)
-    # Columns that came later are zeros: a row must not depend on how many there are.
-    return [row.rstrip(b"\0") for row in packed.tolist()]
+def _by_shape(columns: list[tuple[int, U32]], count: int) -> Iterator[tuple[bytes, list[int], U32]]:
+    """Yield each set of columns that some rows have, these rows, and their numbers: a matrix of rows x columns.
+
+    So a series takes memory for the labels that it has, however many names others use.
+    """
+    if not columns:
+        return
+    columns.sort(key=lambda column: column[0])
+    names = np.array([column for column, _ in columns], np.uint32)
+    matrix = np.stack([numbers for _, numbers in columns], axis=1)
+    present = matrix > 0
+    if present.all():
+        yield names.tobytes(), list(range(count)), matrix
+        return
+    packed: Any = np.ascontiguousarray(np.packbits(present, axis=1))
+    _, shape_of = np.unique(packed.view(f"V{packed.shape[1]}").reshape(-1), return_inverse=True)
+    order = np.argsort(shape_of.reshape(-1), kind="stable")
+    for which in np.split(order, np.cumsum(np.bincount(shape_of.reshape(-1)))[:-1]):
+        mine = present[which[0]]
+        yield names[mine].tobytes(), which.tolist(), matrix[which][:, mine]
+
+
+def _code_rows(shape: int, numbers: U32) -> list[bytes]:
+    """Return the code rows of series of one shape: its number, and the numbers of their values."""
+    rows = np.empty((len(numbers), numbers.shape[1] + 1), np.uint32)
+    rows[:, 0], rows[:, 1:] = shape, numbers
+    packed: Any = rows.view(f"V{4 * rows.shape[1]}").reshape(-1)
+    coded: list[bytes] = packed.tolist()
+    return coded
 
 
 class _KnownTable:
@@ -171,7 +205,7 @@ class SeriesIds:
 
     def _forget_oldest(self) -> None:
         total = sum(len(some.ids) for some in self._buckets.values())
-        while total > SERIES_REMEMBERED_MAX:
+        while total > SERIES_REMEMBERED_MAX or len(self._buckets) > BUCKETS_REMEMBERED_MAX:
             oldest = next(iter(self._buckets))
             total -= len(self._buckets.pop(oldest).ids)
 

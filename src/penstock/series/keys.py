@@ -9,6 +9,7 @@
     bucket | 9                           set of the ids whose samples were all deleted, and none was written since
     2**32-1 | 5 | metric                 its metadata
     2**32-1 | 8                          of a rollup table: how far it is computed
+    2**32-1 | 10                         u32: retention has deleted the buckets below this one
 
 Numbers of keys are big-endian. A bucket is a u32, so a range of keys holds all that belongs to it. Ids count from 1 in
 each bucket; the samples of an id are in the group `id >> GROUP_SHIFT`. A group with many samples is divided by time
@@ -26,7 +27,7 @@ import numpy as np
 
 from penstock.series.labels import U32, U64
 
-DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, CHANGES, PROGRESS, EMPTY = range(1, 10)
+DICTIONARY, FORWARD, INVERTED, SAMPLES, METADATA, SLICES, CHANGES, PROGRESS, EMPTY, TRIMMED = range(1, 11)
 GROUP_SHIFT = 6
 ALL_METRICS = (1 << 32) - 1  # stands for the bucket in keys of rows that belong to none
 _PREFIX = struct.Struct(">IB")

@@ -53,6 +53,7 @@ from penstock.series.options import (
     encode_series_options,
 )
 from penstock.series.queries import SeriesQuery, check_series_query, encode_query, run_series_query
+from penstock.series.reader import SeriesReader
 from penstock.series.reading import SeriesState, check_piece, read_piece
 from penstock.series.rollups import (
     RollupPlan,
@@ -62,18 +63,12 @@ from penstock.series.rollups import (
     plan_rollup,
     rollup_progress,
 )
-from penstock.series.section import (
-    BucketTrim,
-    SeriesDelete,
-    SeriesSection,
-    decode_section,
-    encode_section,
-    receive_section,
-    section_weight,
-)
+from penstock.series.rules import receive_section
+from penstock.series.section import BucketTrim, SeriesDelete, SeriesSection
+from penstock.series.section_codec import decode_section, encode_section, section_weight
 from penstock.series.selectors import parse_selector
 from penstock.series.service import SeriesService
-from penstock.series.table import SeriesReader, SeriesTable
+from penstock.series.table import SeriesTable
 from penstock.series.times import key_times, time_key
 
 _DIGITS = re.compile(r"-?[0-9]{1,18}")

@@ -23,8 +23,8 @@ from penstock.partition.reference import StagedFile, sealed
 from penstock.series.admission import check_not_rollup, check_window
 from penstock.series.arrow import BlockMaker
 from penstock.series.options import decode_series_options
-from penstock.series.section import SampleBlock, SeriesSection, compressed, decode_section, encode_section
-from penstock.series.table import split_block
+from penstock.series.section import SampleBlock, SeriesSection, split_block
+from penstock.series.section_codec import compressed, decode_section, encode_section
 
 STAGED_SUFFIX = ".samples"
 INLINE_BYTES_MAX = 1 << 20  # of a shard's samples, that are sent as a section

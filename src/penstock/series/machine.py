@@ -33,7 +33,9 @@ from penstock.series.loading import staged_payload
 from penstock.series.memtable import SeriesEdit, SeriesMemtable
 from penstock.series.options import SeriesOptions, decode_series_options, encode_series_options
 from penstock.series.reading import SeriesState
-from penstock.series.section import AdmissionTerm, SeriesSection, decode_section, receive_section
+from penstock.series.rules import receive_section
+from penstock.series.section import AdmissionTerm, SeriesSection
+from penstock.series.section_codec import decode_section
 
 
 def open_series_machine(site: MachineContext, descriptor: PartitionDescriptor, options: bytes) -> SeriesMachine:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from penstock.lsm.memtable import Edit, Memtable, Readable
 from penstock.lsm.rows import NEVER, Row
-from penstock.series.blocks import NO_SAMPLES, NO_TOMBSTONES, Contents, Samples, Tombstones
 from penstock.series.keys import SAMPLES, prefix
 from penstock.series.operators import fold_columns
+from penstock.series.samples import NO_SAMPLES, NO_TOMBSTONES, Contents, Samples, Tombstones
 from penstock.series.slices import by_group, group_rows
 
 PART_OVERHEAD_BYTES = 500

@@ -14,18 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from pyroaring import BitMap
 
-from penstock.series.blocks import (
-    U32,
-    Block,
-    Contents,
-    Samples,
-    Tombstones,
-    concat,
-    encode,
-    sorted_distinct,
-    union,
-    without,
-)
+from penstock.series.blocks import Block, encode
+from penstock.series.samples import U32, Contents, Samples, Tombstones, concat, sorted_distinct, union, without
 
 _NO_RUNS = 12_346  # the cookie of a Roaring bitmap without run containers
 _SINGLE = np.dtype(  # a bitmap of one element: its container has a cardinality, less 1, of 0

@@ -7,6 +7,7 @@ from TIME_MIN to TIME_MAX has a bucket.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -79,6 +80,13 @@ class SeriesOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     def buckets(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         """Return the number of the bucket of each time."""
         return (times // self.bucket_us + BUCKET_ZERO).astype(np.uint32)
+
+    def by_bucket(self, times: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+        """Yield each bucket of some times, at least one, ascending, and the places of its times, ascending."""
+        buckets = self.buckets(times)
+        order = np.argsort(buckets, kind="stable")
+        numbers, starts = np.unique(buckets[order], return_index=True)
+        yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
 
     def bucket(self, time_us: int) -> int:
         """Return the number of the bucket of a time."""

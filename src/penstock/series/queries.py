@@ -34,13 +34,15 @@ from penstock.kinds import QueryContext
 from penstock.series.arrow import RUNS, SAMPLES, SERIES, LabelColumns, run_batch, sample_batches, series_batches
 from penstock.series.labels import U32, U64, check_name
 from penstock.series.options import TIME_MAX, TIME_MIN
-from penstock.series.section import I64, MetricMetadata
+from penstock.series.samples import I64, SampleSteps
+from penstock.series.section import MetricMetadata
 from penstock.series.selectors import Matcher, parse_selector
 from penstock.series.shard import SeriesShard
 
 SLICE_SAMPLES = 1 << 18  # samples of several buckets that are put together at once, about
 SLICE_SERIES = 64  # of the first slice, divided by the number of buckets
 ALL_SHARDS = -1
+TIME_LIMIT = 1 << 62  # of computed times: their differences fit into 64 bits
 NAMES = pa.schema([pa.field("name", pa.string(), nullable=False)])
 METADATA = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("metric", "type", "unit", "help")])
 CARDINALITY = pa.schema(
@@ -68,6 +70,8 @@ class SeriesQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     end: int = TIME_MAX
     name: str = ""  # of a label (label_values) or of a metric (metadata)
     shard: int = ALL_SHARDS
+    steps_from: int = 0  # with `step` above 0, of `runs`: samples that are not the last before a step may be left out
+    step: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -87,6 +91,8 @@ def decode_query(argument: bytes) -> SeriesQuery:
         raise Invalid(f"the argument of a query does not decode: {error}") from None
     parse_selector(query.selector)
     check_range(query.start, query.end)
+    if query.step < 0 or not -TIME_LIMIT < query.steps_from < TIME_LIMIT:
+        raise Invalid(f"the steps of a query are not from {query.steps_from} by {query.step}")
     return query
 
 
@@ -127,13 +133,24 @@ class Slice(msgspec.Struct, frozen=True):
 class SelectedSeries:
     """The series of one shard that match, and their samples."""
 
-    def __init__(self, shard: SeriesShard, matchers: Sequence[Matcher], start: int, end: int) -> None:
+    def __init__(
+        self,
+        shard: SeriesShard,
+        matchers: Sequence[Matcher],
+        start: int,
+        end: int,
+        context: QueryContext,
+        *,
+        steps: SampleSteps | None = None,
+    ) -> None:
         self._shard = shard
+        self._steps = steps
         self._start, self._end = start, end
         self._buckets: list[tuple[int, Any, npt.NDArray[np.intp]]] = []  # number, ids, the row of each id
         known: dict[bytes, int] = {}
-        matched = shard.match(matchers, start, end) if start < end else []
+        matched = shard.match(matchers, start, end, context.check) if start < end else []
         for bucket, ids in matched:
+            context.check()
             labels = shard.labels_of(bucket, ids)
             if len(matched) == 1:
                 self.labels = labels
@@ -180,7 +197,7 @@ class SelectedSeries:
 
     def _read(self, bucket: int, ids: Any, rows: npt.NDArray[np.intp], context: QueryContext) -> Iterator[Slice]:
         context.check()
-        for found, times, bits in self._shard.read(bucket, ids, self._start, self._end):
+        for found, times, bits in self._shard.read(bucket, ids, self._start, self._end, self._steps):
             context.check()
             if len(times):
                 yield Slice(rows[places_of(ids, found)], times, bits)
@@ -197,7 +214,7 @@ def _select(
     query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
 ) -> Iterator[Any]:
     for shard in shards:
-        selected = SelectedSeries(shard, matchers, query.start, query.end)
+        selected = SelectedSeries(shard, matchers, query.start, query.end, context)
         labels = LabelColumns(selected.labels)
         for some in selected.slices(context):
             yield from sample_batches(labels, some.rows, some.times, some.bits)
@@ -206,8 +223,9 @@ def _select(
 def _runs(
     query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
 ) -> Iterator[Any]:
+    steps = SampleSteps(query.steps_from, query.step) if query.step else None
     for shard in shards:
-        selected = SelectedSeries(shard, matchers, query.start, query.end)
+        selected = SelectedSeries(shard, matchers, query.start, query.end, context, steps=steps)
         for some in selected.slices(context):
             yield run_batch(selected.labels, some.rows, some.times, some.bits)
 
@@ -229,7 +247,7 @@ def _series(
 ) -> Iterator[Any]:
     for shard in shards:
         context.check()
-        selected = SelectedSeries(shard, matchers, query.start, query.end)
+        selected = SelectedSeries(shard, matchers, query.start, query.end, context)
         for batch in series_batches(LabelColumns(selected.labels)):
             context.check()
             yield batch
@@ -241,7 +259,7 @@ def _label_names(
     names: set[str] = set()
     for shard in shards:
         context.check()
-        names.update(shard.label_names(matchers, query.start, query.end))
+        names.update(shard.label_names(matchers, query.start, query.end, context.check))
     yield pa.record_batch([sorted(names)], schema=NAMES)
 
 
@@ -251,7 +269,7 @@ def _label_values(
     values: set[str] = set()
     for shard in shards:
         context.check()
-        values.update(shard.label_values(query.name, matchers, query.start, query.end))
+        values.update(shard.label_values(query.name, matchers, query.start, query.end, context.check))
     yield pa.record_batch([sorted(values)], schema=NAMES)
 
 
@@ -276,16 +294,16 @@ def _cardinality(
     names: set[str] = set()
     for shard in shards:
         context.check()
-        for bucket, metric, count in shard.metric_counts(query.start, query.end):
+        for bucket, metric, count in shard.metric_counts(query.start, query.end, context.check):
             by_bucket[bucket, metric] += count
-        names.update(shard.label_names((), query.start, query.end))
+        names.update(shard.label_names((), query.start, query.end, context.check))
     metrics: dict[str, int] = {}
     for (_, metric), count in by_bucket.items():
         metrics[metric] = max(count, metrics.get(metric, 0))
     labels: dict[str, int] = {}
     for name in names:
-        context.check()
-        labels[name] = len({v for shard in shards for v in shard.label_values(name, (), query.start, query.end)})
+        found = (shard.label_values(name, (), query.start, query.end, context.check) for shard in shards)
+        labels[name] = len(set().union(*found))
     rows = [("metric", *item) for item in _most(metrics)] + [("label", *item) for item in _most(labels)]
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, CARDINALITY, strict=True)]
@@ -299,7 +317,7 @@ def _statistics(
     found: list[dict[str, int]] = []
     for shard in shards:
         context.check()
-        for bucket, _, count in shard.metric_counts(query.start, query.end):
+        for bucket, _, count in shard.metric_counts(query.start, query.end, context.check):
             by_bucket[bucket] += count
         found.append(shard.statistics())
     numbers = {name: sum(each[name] for each in found) for name in ("memory_bytes", "files", "file_bytes")}

@@ -26,7 +26,9 @@ from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
 from penstock.series import index
-from penstock.series.blocks import Block, Contents, Flags, RunSummaries, Samples, Tombstones, concat
+from penstock.series.block_cache import BLOCKS
+from penstock.series.blocks import Block, RunSummaries
+from penstock.series.index import Check, unchecked
 from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
 from penstock.series.labels import U32
 from penstock.series.memtable import SeriesMemtable
@@ -34,6 +36,7 @@ from penstock.series.operators import fold_columns
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.pieces import SeriesPiece, decode_piece, encode_piece, stored_range
 from penstock.series.queries import scan_samples
+from penstock.series.samples import Contents, Flags, Samples, SampleSteps, Tombstones, concat
 from penstock.series.section import MetricMetadata, RollupProgress
 from penstock.series.selectors import Matcher
 from penstock.series.shard import SampleColumns
@@ -76,33 +79,45 @@ class SeriesState(ShardSnapshot):
             memtable.sorted_keys()  # sorted once: each scan of the index would sort them again
         return index.buckets(self._view, self.options.bucket(start), self.options.bucket(end - 1) + 1)
 
-    def match(self, matchers: Sequence[Matcher], start: int, end: int) -> list[tuple[int, U32]]:
-        matches = ((bucket, index.match(self._view, bucket, matchers)) for bucket in self._buckets(start, end))
-        return [(bucket, np.array(ids, np.uint32)) for bucket, ids in matches if ids]
+    def match(
+        self, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked
+    ) -> list[tuple[int, U32]]:
+        found: list[tuple[int, U32]] = []
+        for bucket in self._buckets(start, end):
+            check()
+            ids = index.match(self._view, bucket, matchers, check)
+            if ids:
+                found.append((bucket, np.array(ids, np.uint32)))
+        return found
 
     def labels_of(self, bucket: int, ids: U32) -> list[bytes]:
         self.snapshot.check_open()
         return index.labels_of(self._view, bucket, ids)
 
-    def label_names(self, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+    def label_names(self, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked) -> Iterable[str]:
         names: set[str] = set()
         for bucket in self._buckets(start, end):
-            ids = index.match(self._view, bucket, matchers) if matchers else None
-            names |= index.label_names(self._view, bucket, ids)
+            ids = index.match(self._view, bucket, matchers, check) if matchers else None
+            names |= index.label_names(self._view, bucket, ids, check)
         return names
 
-    def label_values(self, name: str, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+    def label_values(
+        self, name: str, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked
+    ) -> Iterable[str]:
         found: set[str] = set()
         for bucket in self._buckets(start, end):
-            ids = index.match(self._view, bucket, matchers) if matchers else None
-            found.update(index.label_values(self._view, bucket, name, ids))
+            check()
+            ids = index.match(self._view, bucket, matchers, check) if matchers else None
+            found.update(index.label_values(self._view, bucket, name, ids, check))
         return found
 
-    def label_codes(self, bucket: int, name: str, ids: U32) -> tuple[list[str], npt.NDArray[np.int64]]:
+    def label_codes(
+        self, bucket: int, name: str, ids: U32, check: Check = unchecked
+    ) -> tuple[list[str], npt.NDArray[np.int64]]:
         self.snapshot.check_open()
         values, codes = [""], np.zeros(len(ids), np.int64)
         wanted = BitMap(ids)
-        for value, members in index.values(self._view, bucket, name):
+        for value, members in index.values(self._view, bucket, name, check=check):
             found = members & wanted
             if found:
                 codes[np.searchsorted(ids, np.array(found, np.uint32))] = len(values)
@@ -113,9 +128,10 @@ class SeriesState(ShardSnapshot):
         self.snapshot.check_open()
         return index.metadata(self._view)
 
-    def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
+    def metric_counts(self, start: int, end: int, check: Check = unchecked) -> Iterable[tuple[int, str, int]]:
         for bucket in self._buckets(start, end):
-            yield from ((bucket, metric, count) for metric, count in index.metric_counts(self._view, bucket))
+            check()
+            yield from ((bucket, metric, count) for metric, count in index.metric_counts(self._view, bucket, check))
 
     def statistics(self) -> dict[str, int]:
         self.snapshot.check_open()
@@ -137,6 +153,10 @@ class SeriesState(ShardSnapshot):
                 if lsn > (max(done.lsn, done.hour_lsn) if hour <= done.hour else done.lsn):
                     yield hour
 
+    def trimmed_us(self) -> int:
+        """Return the time below which retention has deleted what was written before."""
+        return max(TIME_MIN, self.options.bucket_start(index.trimmed_bucket(self._view)))
+
     def rollup_progress(self) -> RollupProgress:
         """Return how far this shard of a rollup table is computed."""
         self.snapshot.check_open()
@@ -144,11 +164,13 @@ class SeriesState(ShardSnapshot):
 
     # -- samples
 
-    def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
+    def read(
+        self, bucket: int, ids: U32, start: int, end: int, steps: SampleSteps | None = None
+    ) -> Iterator[SampleColumns]:
         waiting: list[Samples] = []
         count = 0
         for part in self._parts(bucket, ids, start, end):
-            samples = part.samples()
+            samples = part.samples(steps=steps)
             waiting.append(samples)
             count += len(samples)
             if count >= COLUMN_SAMPLES:
@@ -188,8 +210,9 @@ class SeriesState(ShardSnapshot):
         """Return the slices of a group that overlap a range of time."""
         found: list[_Slice] = []
         for first, low, high in slices_between(slice_starts(self._view, bucket, group), start, end):
-            stored = self._view.live_values(samples_key(bucket, group, first))
-            found.append(_Slice(low, high, [Block(value) for value in reversed(stored)]))
+            stored = self._view.live_values(samples_key(bucket, group, first), BLOCKS.row)
+            blocks = [value if isinstance(value, Block) else Block(value) for value in reversed(stored)]
+            found.append(_Slice(low, high, blocks))
         return found
 
     def _memory(self, bucket: int) -> list[Contents]:
@@ -272,17 +295,23 @@ class _Part:
     def blocks(self) -> list[Block]:
         return [block for each in self.slices for block in each.blocks]
 
-    def samples(self, whole: Sequence[Flags] | None = None) -> Samples:
-        """Return the samples, without those of some runs of each block."""
+    def samples(self, whole: Sequence[Flags] | None = None, steps: SampleSteps | None = None) -> Samples:
+        """Return the samples, without those of some runs of each block; with `steps`, perhaps only the last of each."""
         blocks = self.blocks()
         chosen = [block.select(self.ids, self.start, self.end) for block in blocks]
+        if whole is None and len(blocks) == 1 and not len(blocks[0].deleted) and not self._in_memory():
+            return blocks[0].between(chosen[0], self.start, self.end, steps)  # sorted and distinct as it is
         if whole is not None:
             chosen = [which & ~some for which, some in zip(chosen, whole, strict=True)]
         columns = [
             (block.between(which, self.start, self.end), block.deleted)
             for block, which in zip(blocks, chosen, strict=True)
         ]
-        return fold_columns([*columns, *self.memory])[0]
+        samples = fold_columns([*columns, *self.memory])[0]
+        return samples if steps is None else steps.thinned(samples)
+
+    def _in_memory(self) -> bool:
+        return any(len(samples) or len(deleted) for samples, deleted in self.memory)
 
     def whole_runs(self, step_us: int) -> list[Flags]:
         """Return, for each block, the runs that lie in one step of time and that no other block or delete touches."""

@@ -2,10 +2,14 @@
 
 A source shard marks each hour in which a record changed samples, with the LSN of that record. A rollup table remembers
 the LSN up to which it is computed. A job computes the hours that were marked since, whole: it reads them from a
-snapshot, in parts that run in any process, and commits in one group the deletion of these hours in the rollup, their
-new samples, and the LSN. So late samples and deletes are followed, a job that is repeated does no harm, and readers
-see whole hours only. A rollup also remembers the id of its source: when that was dropped and another table has its
-name, the first job for the new one deletes all that the rollup holds. Until then the rollup keeps it.
+snapshot, in parts of a few steps that run in any process, and commits for each range of steps its deletion in the
+rollup together with its new samples, as many ranges at once as make a commit of moderate size; the last commit has the
+LSN. So late samples and deletes are followed, a job that ends early or is repeated does no harm, and readers see whole
+steps. A rollup also remembers the id of its source: when that was dropped and another table has its name, the first job
+for the new one deletes all that the rollup holds. Until then the rollup keeps it.
+
+Steps of which the source's retention has deleted a part are never computed again: a sample that comes to them later
+would replace what the rollup has of all the others.
 
 A sample of `cpu{host="a"}` counts in `cpu:count`, `cpu:sum`, `cpu:min`, `cpu:max` and `cpu:last` of `{host="a"}`, at
 the time at which its step begins. Staleness markers are left out.
@@ -34,26 +38,23 @@ from penstock.scheduler.task import StopSignal
 from penstock.scheduler.work import WorkCancelled, pack
 from penstock.series.aggregate import Totals, without_stale
 from penstock.series.labels import METRIC, VALUE_BYTES_MAX, LabelTable, decode_labels
-from penstock.series.options import HOUR_US, SECOND_US, TIME_MAX, TIME_MIN, Rollup
+from penstock.series.options import HOUR_S, HOUR_US, SECOND_US, TIME_MAX, TIME_MIN, Rollup
 from penstock.series.pieces import decode_piece
-from penstock.series.queries import SelectedSeries
+from penstock.series.queries import SelectedSeries, SeriesQuery, encode_query
 from penstock.series.reading import SeriesState, open_piece
-from penstock.series.section import (
-    RollupProgress,
-    SampleBlock,
-    SeriesDelete,
-    SeriesSection,
-    decode_section,
-    encode_section,
-)
-from penstock.series.table import split_block
+from penstock.series.section import RollupProgress, SampleBlock, SeriesDelete, SeriesSection, split_block
+from penstock.series.section_codec import compressed, decode_section, encode_section
 from penstock.series.times import key_times, time_key
 
 ROLLED = ("count", "sum", "min", "max", "last")
 HOURS_MAX = 24 * 7  # of one job: the next one goes on
+JOB_RESULTS = 2_000_000  # of one job, about: series x steps
 PART_HOURS = 24
+PART_RESULTS = 100_000  # of one part, about
+COMMIT_BYTES = 16 << 20  # of the samples of one commit: twice this at most
+SAMPLE_BYTES = 20
 NOTHING = RollupProgress(0)
-HOURS = pa.schema([pa.field("hour", pa.int64(), nullable=False)])
+HOURS = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("hour", "start")])
 DONE = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in RollupProgress.__struct_fields__])
 
 
@@ -73,12 +74,18 @@ def decode_progress(argument: bytes) -> RollupProgress:
 
 
 def changed_hours(done: RollupProgress, shards: Sequence[SeriesState], context: QueryContext) -> Iterator[Any]:
-    """Yield the hours, counted from 1970, that changed in any shard after what a rollup has computed."""
+    """Yield the hours, counted from 1970, that changed in any shard after what a rollup has computed.
+
+    An hour is computed from the time on at which retention has deleted nothing of it: see the top of the module.
+    """
     hours: set[int] = set()
+    floor = TIME_MIN
     for shard in shards:
         context.check()
         hours.update(shard.changed_hours(done))
-    yield pa.record_batch([pa.array(sorted(hours), pa.int64())], schema=HOURS)
+        floor = max(floor, shard.trimmed_us())
+    changed = np.array(sorted(hours), np.int64)
+    yield pa.record_batch([pa.array(changed), pa.array(np.maximum(changed * HOUR_US, floor))], schema=HOURS)
 
 
 def rollup_progress(shards: Sequence[SeriesState]) -> Iterator[Any]:
@@ -115,9 +122,11 @@ def plan_rollup(info: TableInfo, rollup: Rollup, host: Host) -> RollupPlan | Non
         done = RollupProgress(**row)
         anew = done.source not in (0, source.table_id)
         done = RollupProgress(0) if anew else done
-        hours = [hour for batch in _query(snapshot, source, "changed_hours", done) for hour in batch[0].to_pylist()]
+        rows = [row for batch in _query(snapshot, source, "changed_hours", done) for row in batch.to_pylist()]
+        hours = [(row["hour"], row["start"]) for row in rows]
         if hours or anew:
-            return RollupPlan(info, source, rollup, host, snapshot, _Due(done, hours, anew))
+            due = _Due(done, hours, anew, rollup.step_s, _series_count(snapshot, source))
+            return RollupPlan(info, source, host, snapshot, due)
     except BaseException:
         snapshot.close()
         raise
@@ -129,22 +138,44 @@ def _query(snapshot: SnapshotReading, info: TableInfo, name: str, argument: Roll
     return snapshot.query(info, name, _encode(argument))
 
 
+def _series_count(snapshot: SnapshotReading, source: TableInfo) -> int:
+    """Return the number of series of the bucket that has most, at least 1."""
+    batches = snapshot.query(source, "statistics", encode_query(SeriesQuery()))
+    return max(1, *(int(row["series"]) for batch in batches for row in batch.to_pylist()))
+
+
 class _Due(msgspec.Struct, frozen=True):
     """What a rollup has to compute."""
 
     done: RollupProgress
-    hours: list[int]  # ascending
+    hours: list[tuple[int, int]]  # ascending; each with the time from which on it is computed
     anew: bool  # what the rollup holds is of an earlier source of the same name: it is deleted
+    step_s: int
+    series: int  # in the bucket that has most
 
-    def now(self) -> list[int]:
-        """The hours of the next job."""
-        return self.hours[:HOURS_MAX]
+    @property
+    def hours_max(self) -> int:
+        """Of the next job."""
+        return min(HOURS_MAX, max(1, JOB_RESULTS * self.step_s // (HOUR_S * self.series)))
+
+    @property
+    def step_us(self) -> int:
+        return self.step_s * SECOND_US
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The ranges of time of the next job, one for each part."""
+        longest_us = min(max(1, PART_RESULTS // self.series) * self.step_us, PART_HOURS * HOUR_US)
+        return _ranges(self.hours[: self.hours_max], self.step_us, longest_us)
+
+    def before(self, source: int) -> RollupProgress:
+        """How far the rollup is computed until the next job is done."""
+        return RollupProgress(0, source=source) if self.anew else self.done
 
     def after(self, lsn: int, source: int) -> RollupProgress:
         """How far the rollup is computed when the next job, which read this LSN, is done."""
-        if len(self.hours) <= HOURS_MAX:
+        if len(self.hours) <= self.hours_max:
             return RollupProgress(lsn, source=source)
-        return RollupProgress(self.done.lsn, self.hours[HOURS_MAX - 1], lsn, source)
+        return RollupProgress(self.done.lsn, self.hours[self.hours_max - 1][0], lsn, source)
 
 
 class RollupPlan:
@@ -152,35 +183,28 @@ class RollupPlan:
 
     function: str = f"{__name__}:roll_part"
 
-    def __init__(  # noqa: PLR0917
-        self,
-        info: TableInfo,
-        source: TableInfo,
-        rollup: Rollup,
-        host: Host,
-        snapshot: SnapshotReading,
-        due: _Due,
-    ) -> None:
+    def __init__(self, info: TableInfo, source: TableInfo, host: Host, snapshot: SnapshotReading, due: _Due) -> None:
         self._info = info
         self._host = host
         self._snapshot = snapshot
-        self._after = due.after(snapshot.lsn, source.table_id)
-        self._ranges = _ranges(due.now())
-        self._replaced = [(TIME_MIN, TIME_MAX)] if due.anew else self._ranges
-        self.parts: Sequence[JobPart] = [
-            self._part(piece, rollup)
-            for partition in partitions_of(source)
-            for start, end in self._ranges
-            for piece in snapshot.pieces(partition, 1, time_key(start), time_key(end))
-        ]
+        self._before, self._after = due.before(source.table_id), due.after(snapshot.lsn, source.table_id)
+        self._anew = due.anew
+        self._ranges: list[tuple[int, int]] = []  # of each part
+        parts: list[JobPart] = []
+        for start, end in due.ranges():
+            for partition in partitions_of(source):
+                for piece in snapshot.pieces(partition, 1, time_key(start), time_key(end)):
+                    self._ranges.append((start, end))
+                    parts.append(self._part(piece, due.step_us))
+        self.parts: Sequence[JobPart] = parts
 
-    def _part(self, piece: Piece, rollup: Rollup) -> JobPart:
+    def _part(self, piece: Piece, step_us: int) -> JobPart:
         arguments: dict[str, Any] = {
             "partition": int(piece.partition),
             "start": piece.start,
             "end": piece.end,
             "detail": piece.detail,
-            "step_us": rollup.step_s * SECOND_US,
+            "step_us": step_us,
             "shards": self._info.shards,
             "identity": self._host.identity,
         }
@@ -188,29 +212,87 @@ class RollupPlan:
         return JobPart(arguments=pack(arguments), reads=tuple(n for name in names for n in (name, index_path(name))))
 
     def commit(self, results: Sequence[Any]) -> None:
-        """Replace the hours that were computed, in one group."""
-        group = PendingGroup()
-        deletes = [SeriesDelete("{}", start, end) for start, end in self._replaced]
-        size = 0
-        for shard, partition in enumerate(partitions_of(self._info)):
-            blocks = [part for result in results if result[shard] for part in decode_section(result[shard]).parts]
-            group.sections[partition] = SeriesSection(*deletes, *blocks, self._after)
-            size += sum(len(result[shard]) for result in results) + 1_024
-        self._host.port.commit_and_wait(group, size)
+        """Replace the steps that were computed, then write how far the rollup is."""
+        group = _RollupGroup(self._info, self._host, self._before)
+        if self._anew:
+            group.delete(TIME_MIN, TIME_MAX)
+        before: tuple[int, int] | None = None
+        for steps, result in zip(self._ranges, results, strict=True):
+            if steps != before:  # the parts of one range follow each other
+                group.commit_above(COMMIT_BYTES // 4)
+                group.delete(*steps)
+                before = steps
+            for shard, encoded in enumerate(result):
+                for block in decode_section(encoded).parts if encoded else ():
+                    assert isinstance(block, SampleBlock)
+                    group.add(shard, block)
+        group.commit(self._after)
 
     def close(self) -> None:
         self._snapshot.close()
 
 
-def _ranges(hours: Sequence[int]) -> list[tuple[int, int]]:
-    """Return ranges of time that cover ascending hours, each of PART_HOURS at most."""
+class _RollupGroup:
+    """Commits of a rollup: deletes and samples are collected until they are many."""
+
+    def __init__(self, info: TableInfo, host: Host, progress: RollupProgress) -> None:
+        self._partitions = partitions_of(info)
+        self._host = host
+        self._progress = progress  # of all commits but the last
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sections = [SeriesSection() for _ in self._partitions]
+        self._bytes = 0
+
+    def delete(self, start: int, end: int) -> None:
+        """Delete a range of time."""
+        for section in self._sections:
+            section.log.append(SeriesDelete("{}", start, end))
+
+    def add(self, shard: int, block: SampleBlock) -> None:
+        """Add samples. Steps with very many series are divided: for a moment, readers see a part of them."""
+        rows = COMMIT_BYTES // SAMPLE_BYTES
+        for start in range(0, len(block), rows):
+            self.commit_above(COMMIT_BYTES)
+            some = block if len(block) <= rows else _rows_of(block, start, start + rows)
+            self._sections[shard].log.append(some)
+            self._bytes += SAMPLE_BYTES * len(some) + 2 * len(some.series.encode())
+
+    def commit_above(self, size: int) -> None:
+        """Commit what was collected, if it is more bytes than this."""
+        if self._bytes > size:
+            self.commit(self._progress)
+
+    def commit(self, progress: RollupProgress) -> None:
+        """Commit what was collected, and in all shards how far the rollup is."""
+        group = PendingGroup()
+        for partition, section in zip(self._partitions, self._sections, strict=True):
+            section.log.append(progress)
+            group.sections[partition] = section
+        size = self._bytes + 1_024 * len(self._sections)
+        self._begin()
+        self._host.port.commit_and_wait(group, size)
+
+
+def _rows_of(block: SampleBlock, start: int, end: int) -> SampleBlock:
+    """Return some samples of a block."""
+    used, index = np.unique(block.index[start:end], return_inverse=True)
+    series = block.series.take(used.astype(np.intp))
+    return SampleBlock(series, index.reshape(-1).astype(np.uint32), block.times[start:end], block.bits[start:end])
+
+
+def _ranges(hours: Sequence[tuple[int, int]], step_us: int, longest_us: int) -> list[tuple[int, int]]:
+    """Return ranges of time that cover the whole steps of ascending hours, none longer than `longest_us`."""
     ranges: list[tuple[int, int]] = []
-    for hour in hours:
-        start, end = max(TIME_MIN, hour * HOUR_US), min(TIME_MAX, (hour + 1) * HOUR_US)
-        if ranges and ranges[-1][1] == start and end - ranges[-1][0] <= PART_HOURS * HOUR_US:
+    for hour, first in hours:
+        start, end = max(TIME_MIN, -(-first // step_us) * step_us), min(TIME_MAX, (hour + 1) * HOUR_US)
+        if ranges and ranges[-1][1] == start and end - ranges[-1][0] <= longest_us:
             ranges[-1] = ranges[-1][0], end
-        else:
-            ranges.append((start, end))
+            continue
+        while start < end:
+            ranges.append((start, min(end, start // step_us * step_us + longest_us)))
+            start = ranges[-1][1]
     return ranges
 
 
@@ -225,7 +307,8 @@ def roll_part(arguments: dict[str, Any], stop: StopSignal) -> list[bytes]:
         raise Invalid("the files of a rollup's source cannot be read here")
     block = rolled(state, *key_times(piece.start, piece.end), arguments["step_us"], stop)
     sections = {} if block is None else dict(split_block(block, arguments["shards"]))
-    return [encode_section(SeriesSection(sections[n])) if n in sections else b"" for n in range(arguments["shards"])]
+    shards = (sections.get(shard) for shard in range(arguments["shards"]))
+    return [b"" if some is None else compressed(encode_section(SeriesSection(some))) for some in shards]
 
 
 class _Working:
@@ -243,10 +326,11 @@ class _Working:
 
 def rolled(state: SeriesState, start: int, end: int, step_us: int, stop: StopSignal) -> SampleBlock | None:
     """Return count, sum, min, max and last of each series and step; None if there are no samples."""
-    selected = SelectedSeries(state, (), start, end)
+    working = _Working(stop)
+    selected = SelectedSeries(state, (), start, end, working)
     totals = Totals((*ROLLED[:4], "time", "last"))
     of_row = np.arange(len(selected.labels))
-    for some in selected.slices(_Working(stop)):
+    for some in selected.slices(working):
         kept = without_stale(some)
         if len(kept.times):
             totals.add(of_row, kept, kept.times // step_us, kept.bits.view(np.float64))

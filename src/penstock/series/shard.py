@@ -1,7 +1,8 @@
 """What the queries of a series table ask of a shard's snapshot: the border between the queries and the storage.
 
 Times are ranges [start, end) in microseconds. Labels are the canonical bytes of `labels.encode_labels`. Ids are of one
-bucket: the same series has another id in another bucket, and only its labels say that it is the same.
+bucket: the same series has another id in another bucket, and only its labels say that it is the same. `check` is called
+now and then, and raises when the query is out of time.
 
 Thread: any; a snapshot does not change.
 """
@@ -14,8 +15,10 @@ from typing import Any, Protocol, TypeAlias
 from penstock.kinds import ShardSnapshot
 from penstock.series.admitted import AdmittedSeries
 from penstock.series.blocks import RunSummaries
+from penstock.series.index import Check, unchecked
 from penstock.series.labels import U32, U64, LabelTable
-from penstock.series.section import I64, MetricMetadata
+from penstock.series.samples import I64, SampleSteps
+from penstock.series.section import MetricMetadata
 from penstock.series.selectors import Matcher
 
 SampleColumns: TypeAlias = tuple[U32, I64, U64]  # ids, times, bits
@@ -24,7 +27,9 @@ SampleColumns: TypeAlias = tuple[U32, I64, U64]  # ids, times, bits
 class SeriesShard(ShardSnapshot, Protocol):
     """Read-only view of one shard of a series table at one LSN."""
 
-    def match(self, matchers: Sequence[Matcher], start: int, end: int) -> list[tuple[int, U32]]:
+    def match(
+        self, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked
+    ) -> list[tuple[int, U32]]:
         """Return, for each bucket that overlaps the range, its number and the ids of matching series.
 
         Buckets ascend, ids ascend, and no entry is empty. A series may have no sample in the range.
@@ -33,8 +38,13 @@ class SeriesShard(ShardSnapshot, Protocol):
     def labels_of(self, bucket: int, ids: U32) -> list[bytes]:
         """Return the labels of each id."""
 
-    def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
-        """Yield the samples of some ids in the range, ordered by id and time; a column has about 65,536 elements."""
+    def read(
+        self, bucket: int, ids: U32, start: int, end: int, steps: SampleSteps | None = None
+    ) -> Iterator[SampleColumns]:
+        """Yield the samples of some ids in the range, ordered by id and time; a column has about 65,536 elements.
+
+        With `steps`, samples that are not the last before a step may be left out.
+        """
 
     def read_summarized(
         self, bucket: int, ids: U32, start: int, end: int, step_us: int
@@ -44,13 +54,15 @@ class SeriesShard(ShardSnapshot, Protocol):
         A summary stands for samples of one series that follow each other, none of which is a NaN.
         """
 
-    def label_names(self, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+    def label_names(self, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked) -> Iterable[str]:
         """Return the names of all labels of matching series, in any order."""
 
-    def label_values(self, name: str, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+    def label_values(
+        self, name: str, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked
+    ) -> Iterable[str]:
         """Return the distinct values of one label of matching series, in any order."""
 
-    def label_codes(self, bucket: int, name: str, ids: U32) -> tuple[list[str], I64]:
+    def label_codes(self, bucket: int, name: str, ids: U32, check: Check = unchecked) -> tuple[list[str], I64]:
         """Return values of a label, the first of which is "", and for each id the place of its value there."""
 
     def metadata(self) -> Iterable[MetricMetadata]:
@@ -59,7 +71,7 @@ class SeriesShard(ShardSnapshot, Protocol):
     def statistics(self) -> dict[str, int]:
         """Return the numbers of `SeriesStatistics` that are sums over shards, and `runs`."""
 
-    def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
+    def metric_counts(self, start: int, end: int, check: Check = unchecked) -> Iterable[tuple[int, str, int]]:
         """Return (bucket, metric, number of series), for each bucket that overlaps the range."""
 
 

@@ -21,9 +21,10 @@ import numpy as np
 from penstock.lsm.memtable import Readable
 from penstock.lsm.operators import SERIES_SAMPLES
 from penstock.lsm.rows import PUT
-from penstock.series.blocks import I64, U32, Block, Contents, Samples, Tombstones, encode
+from penstock.series.blocks import Block, encode
 from penstock.series.keys import FIRST_SLICE, GROUP_SHIFT, samples_key, slices_key
 from penstock.series.operators import fold_columns
+from penstock.series.samples import I64, U32, Contents, Samples, Tombstones
 
 SLICE_BYTES = 4 << 20  # a flush divides a larger slice
 LAST = (1 << 63) - 1  # the end of the last slice

@@ -1,47 +1,34 @@
-"""The API of a series table, over a port.
+"""Writing a series table, over a port.
 
 Thread: any number; a table caches the series it writes to, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from types import EllipsisType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from penstock.arguments import ArrowSource, flag, in_short, microseconds, seconds, whole
-from penstock.arguments import text as checked_text
+from penstock.arguments import ArrowSource, flag
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
-from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import DURABLE_S, QUERY_S, QUERY_S_MAX, Port, ReadableTable, Reading, WritableTable
+from penstock.kinds import DURABLE_S, Port, WritableTable
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
-from penstock.promql import SAMPLES_MAX, QueryBudget, QueryLimits, QueryResult, StepGrid, step_grid
 from penstock.series.admission import check_window
-from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
-from penstock.series.arrow import SAMPLES, BlockMaker, time_column, value_column
-from penstock.series.labels import LabelTable, check_labels, check_name, fingerprint_of, shard_number_of
-from penstock.series.options import (
-    TIME_MAX,
-    TIME_MIN,
-    SeriesOptions,
-    check_series_options,
-    decode_series_options,
-    encode_series_options,
-)
-from penstock.series.promql_source import run_promql
-from penstock.series.queries import SCHEMAS, SeriesQuery, check_range, encode_query
+from penstock.series.arrow import BlockMaker
+from penstock.series.columns import plain_number, times_us, value_bits
+from penstock.series.labels import LabelTable, check_labels, fingerprint_of, shard_number_of
+from penstock.series.options import check_series_options, decode_series_options, encode_series_options
+from penstock.series.reader import SeriesReader, query_bounds
+from penstock.series.rules import check_delete, check_metadata, check_times
 from penstock.series.section import (
-    I64,
     SAMPLE_BYTES,
     MetricMetadata,
     Part,
@@ -50,288 +37,13 @@ from penstock.series.section import (
     SeriesKey,
     SeriesSection,
     append_sample,
-    check_delete,
-    check_metadata,
-    check_times,
+    split_block,
 )
-from penstock.series.selectors import parse_selector
-from penstock.series.times import moment_us, moments_us
+from penstock.series.times import moment_us
 
-AggregateFunction: TypeAlias = Literal["sum", "avg", "min", "max", "count", "last", "rate", "increase", "quantile"]
 KEYS_MAX = 100_000  # series that a table remembers
 SECTION_BYTES = 512  # memory of a section besides its columns
-STEP_S_MAX = 1e12
 ALTERS_MAX = 100  # attempts, while others alter the same table
-
-
-@dataclass(frozen=True, slots=True)
-class Cardinality:
-    """How many series and label values a table has, the largest first.
-
-    >>> metrics = store.series("metrics")
-    >>> epoch = metrics.write("cpu", 0.42, {"host": "a"})
-    >>> metrics.cardinality().metrics
-    {'cpu': 1}
-    """
-
-    series: int  # of all metrics
-    metrics: dict[str, int]  # series of each metric, in the bucket where it has most
-    labels: dict[str, int]  # distinct values of each label
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesStatistics:
-    """Where the samples of a series table are, at one moment.
-
-    >>> store.series("metrics").statistics().shards
-    1
-    """
-
-    shards: int
-    buckets: int  # of time, that have series
-    series: int  # of all metrics, in the bucket that has most
-    memory_bytes: int  # of samples and index rows that are in no file yet
-    files: int
-    file_bytes: int
-    runs_max: int  # sorted runs that a read may have to search, in the worst shard
-
-
-class SeriesReader(ReadableTable):
-    """A read-only series table, live or in a snapshot. Times are ranges [start, end); None means without a bound.
-
-    >>> epoch = store.series("metrics").write("cpu", 0.42, {"host": "a"}, durable=True)
-    >>> with store.snapshot() as snapshot:
-    ...     snapshot.series("metrics").select('cpu{host="a"}').num_rows
-    1
-    """
-
-    def __init__(self, port: Reading, info: TableInfo) -> None:
-        super().__init__(port, info)
-        self._options = decode_series_options(info.options)
-
-    @property
-    def options(self) -> SeriesOptions:
-        """The options it was created with."""
-        return self._options
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of samples: metric, labels (a map), time, value."""
-        return SAMPLES
-
-    def __repr__(self) -> str:
-        shards = "" if self.shards == 1 else f" of {self.shards} shards"
-        return f"<{type(self).__name__} {self.name!r}{shards}>"
-
-    # -- samples
-
-    def select(
-        self,
-        selector: str,
-        start: int | datetime | np.datetime64 | None = None,
-        end: int | datetime | np.datetime64 | None = None,
-        *,
-        timeout_s: float = QUERY_S,
-    ) -> pa.Table:
-        """Return the samples of a selector as an Arrow table.
-
-        The samples of one series follow each other in the order of time. `scan_arrow` reads them as a stream.
-        """
-        batches = self._query("select", _query(selector, start, end), timeout_s)
-        return pa.Table.from_batches(list(batches), SAMPLES)
-
-    def scan_arrow(
-        self,
-        selector: str = "{}",
-        start: int | datetime | np.datetime64 | None = None,
-        end: int | datetime | np.datetime64 | None = None,
-        *,
-        timeout_s: float = QUERY_S,
-    ) -> Iterator[pa.RecordBatch]:
-        """Return the samples of a selector as record batches, in bounded memory."""
-        return self._query("select", _query(selector, start, end), timeout_s)
-
-    def to_arrow(self) -> pa.Table:
-        """Return all samples as an Arrow table."""
-        return self.select("{}")
-
-    def aggregate(
-        self,
-        selector: str,
-        start: int | datetime | np.datetime64 | None = None,
-        end: int | datetime | np.datetime64 | None = None,
-        *,
-        function: AggregateFunction,
-        by: Iterable[str] = (),
-        step: float | timedelta | None = None,
-        quantile: float | None = None,
-        timeout_s: float = QUERY_S,
-    ) -> pa.Table:
-        """Return one value for each group of series and each step, as an Arrow table (labels, time, value).
-
-        `by` names the labels that make a group; series without one of them are a group, too, as in Prometheus.
-        `step` is in seconds and `time` the start of a step, a multiple of it.
-        `function` is sum, avg, min, max, count, last, rate, increase or quantile (with `quantile`, from 0 to 1).
-        """
-        query = AggregateQuery(
-            *_bounds(selector, start, end),
-            by=_names(by),
-            step_us=0 if step is None else _step(step),
-            function=checked_text(function, "function", 64),
-            quantile=_quantile(function, quantile),
-        )
-        argument = encode_query(query)
-        decode_aggregate(argument)
-        batches = self._reading.query(self._info, "aggregate", argument, timeout_s=timeout_s)
-        return pa.Table.from_batches(list(batches), AGGREGATES)
-
-    # -- PromQL
-
-    def query(
-        self,
-        promql: str,
-        time: int | datetime | None = None,
-        *,
-        samples_max: int = SAMPLES_MAX,
-        timeout_s: float = QUERY_S,
-    ) -> pa.Table:
-        """Evaluate a PromQL expression at one time, by default now; return an Arrow table like that of `select`.
-
-        It is evaluated in this process. A metric that the expression drops is "". `samples_max` bounds what is read.
-        """
-        now_us = self._reading.time_us() if time is None else microseconds(time)
-        return self._promql(promql, StepGrid(now_us, 1, 1), samples_max, timeout_s, instant=True)
-
-    def query_range(
-        self,
-        promql: str,
-        start: int | datetime,
-        end: int | datetime,
-        step: float | timedelta,
-        *,
-        samples_max: int = SAMPLES_MAX,
-        timeout_s: float = QUERY_S,
-    ) -> pa.Table:
-        """Evaluate a PromQL expression at `start` and every `step` seconds after it, up to and including `end`."""
-        grid = step_grid(microseconds(start, "start"), microseconds(end, "end"), _step(step))
-        return self._promql(promql, grid, samples_max, timeout_s, instant=False)
-
-    def evaluate(self, promql: str, grid: StepGrid, budget: QueryBudget, *, instant: bool) -> QueryResult:
-        """Evaluate a PromQL expression; for other packages of Penstock."""
-        return run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
-
-    def _promql(self, promql: str, grid: StepGrid, samples_max: int, timeout_s: float, *, instant: bool) -> pa.Table:
-        limits = QueryLimits(
-            samples_max=whole(samples_max, "samples_max", 1),
-            timeout_s=seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True),
-        )
-        return self.evaluate(promql, grid, QueryBudget(limits, SystemClock()), instant=instant).to_arrow(SAMPLES)
-
-    # -- labels
-
-    def series(
-        self,
-        selector: str = "{}",
-        start: int | datetime | np.datetime64 | None = None,
-        end: int | datetime | np.datetime64 | None = None,
-        *,
-        timeout_s: float = QUERY_S,
-    ) -> pa.Table:
-        """Return the label sets of a selector as an Arrow table (metric, labels).
-
-        The range is that of whole buckets: a series may have its samples elsewhere in one of them.
-        """
-        batches = self._query("series", _query(selector, start, end), timeout_s)
-        return pa.Table.from_batches(list(batches), SCHEMAS["series"])
-
-    def labels(
-        self,
-        selector: str = "{}",
-        start: int | datetime | np.datetime64 | None = None,
-        end: int | datetime | np.datetime64 | None = None,
-        *,
-        timeout_s: float = QUERY_S,
-    ) -> list[str]:
-        """Return the names of all labels of the series of a selector, sorted; `__name__` is the metric."""
-        return self._texts("label_names", _query(selector, start, end), timeout_s)
-
-    def label_values(
-        self,
-        name: str,
-        selector: str = "{}",
-        start: int | datetime | np.datetime64 | None = None,
-        end: int | datetime | np.datetime64 | None = None,
-        *,
-        timeout_s: float = QUERY_S,
-    ) -> list[str]:
-        """Return the values of a label of the series of a selector, sorted."""
-        return self._texts("label_values", _query(selector, start, end, check_name(name)), timeout_s)
-
-    def metadata(self, metric: str | None = None) -> dict[str, MetricMetadata]:
-        """Return type, unit and help of metrics, of one or of all that have some, by metric."""
-        name = "" if metric is None else checked_text(metric, "a metric", 4_096)
-        batches = self._query("metadata", SeriesQuery(name=name), QUERY_S)
-        return {row["metric"]: MetricMetadata(**row) for batch in batches for row in batch.to_pylist()}
-
-    def cardinality(
-        self,
-        start: int | datetime | np.datetime64 | None = None,
-        end: int | datetime | np.datetime64 | None = None,
-        *,
-        top: int | None = None,
-        timeout_s: float = QUERY_S,
-    ) -> Cardinality:
-        """Return how many series and label values there are; with `top`, only that many of the largest."""
-        limit = None if top is None else whole(top, "top", 1)
-        batches = self._query("cardinality", _query("{}", start, end), timeout_s)
-        rows = [row for batch in batches for row in batch.to_pylist()]
-        found = {of: {row["name"]: row["count"] for row in rows if row["of"] == of} for of in ("metric", "label")}
-        metrics, labels = (dict(list(found[of].items())[:limit]) for of in ("metric", "label"))
-        return Cardinality(sum(found["metric"].values()), metrics, labels)
-
-    def statistics(self) -> SeriesStatistics:
-        """Return how many buckets and series there are, and the bytes in memory and in files."""
-        (row,) = [row for batch in self._query("statistics", SeriesQuery(), QUERY_S) for row in batch.to_pylist()]
-        return SeriesStatistics(**row)
-
-    def _query(self, name: str, query: SeriesQuery, timeout_s: float) -> Iterator[Any]:
-        return self._reading.query(self._info, name, encode_query(query), timeout_s=timeout_s)
-
-    def _texts(self, name: str, query: SeriesQuery, timeout_s: float) -> list[str]:
-        return [text for batch in self._query(name, query, timeout_s) for text in batch.column(0).to_pylist()]
-
-
-def _bounds(selector: Any, start: Any, end: Any) -> tuple[str, int, int]:
-    parse_selector(selector)
-    low = TIME_MIN if start is None else moment_us(start, "start")
-    high = TIME_MAX if end is None else moment_us(end, "end")
-    check_range(low, high)
-    return str.__str__(selector), low, high
-
-
-def _query(selector: Any, start: Any, end: Any, name: str = "") -> SeriesQuery:
-    return SeriesQuery(*_bounds(selector, start, end), name)
-
-
-def _names(by: Any) -> tuple[str, ...]:
-    if isinstance(by, str) or not isinstance(by, Iterable):
-        raise Invalid(f"by is a list of labels, not {in_short(by)}")
-    return tuple(map(check_name, by))
-
-
-def _step(step: Any) -> int:
-    number = step.total_seconds() if isinstance(step, timedelta) else step
-    return max(1, round(seconds(number, "step", STEP_S_MAX, above_zero=True) * 1e6))
-
-
-def _quantile(function: Any, quantile: Any) -> float:
-    if (function == "quantile") != (quantile is not None):
-        raise Invalid('quantile goes with function="quantile": give both, or none')
-    if quantile is None:
-        return 0.5
-    if isinstance(quantile, bool) or not isinstance(quantile, (int, float)) or not 0 <= quantile <= 1:
-        raise Invalid(f"quantile is a number from 0 to 1, not {in_short(quantile)}")
-    return float(quantile)
 
 
 class SeriesTable(SeriesReader, WritableTable):
@@ -371,7 +83,7 @@ class SeriesTable(SeriesReader, WritableTable):
             key = self._keys[(metric,) if labels is None else (metric, *labels.items())]
         except (KeyError, TypeError, AttributeError):
             key = self._key(metric, labels)
-        number = value if type(value) is float else _number(value)
+        number = value if type(value) is float else plain_number(value)
         if durable is not None and durable is not True and durable is not False:
             flag(durable, "durable")
         if time is None:
@@ -413,7 +125,7 @@ class SeriesTable(SeriesReader, WritableTable):
         if durable is not None:
             flag(durable, "durable")
         series = LabelTable.of([check_labels(metric, labels)])
-        bits, moments = _values(values), _times(times)
+        bits, moments = value_bits(values), times_us(times)
         if len(bits) != len(moments):
             raise Invalid(f"there are {len(bits)} values and {len(moments)} times: give as many of both")
         if not len(bits):
@@ -453,7 +165,7 @@ class SeriesTable(SeriesReader, WritableTable):
         """Delete the samples of a selector in [start, end), in every shard at once."""
         if durable is not None:
             flag(durable, "durable")
-        part = check_delete(SeriesDelete(*_bounds(selector, start, end)))
+        part = check_delete(SeriesDelete(*query_bounds(selector, start, end)))
         sections = {partition: SeriesSection(part) for partition in self._partitions}
         return self._end(self._submit(sections, SECTION_BYTES * len(sections) + len(part.selector)), durable)
 
@@ -525,68 +237,3 @@ class SeriesTable(SeriesReader, WritableTable):
         group = PendingGroup()
         group.sections.update(sections)
         return self._port.submit(group, size)
-
-
-def split_block(block: SampleBlock, shards: int) -> Iterator[tuple[int, SampleBlock]]:
-    """Yield, for each shard with samples, its number and its part of a block."""
-    rows_new = np.empty(len(block.series), np.uint32)
-    shard_of = np.empty(len(block.series), np.int64)
-    parts = block.series.by_shard(shards)
-    for shard, (_, rows) in enumerate(parts):
-        rows_new[rows] = np.arange(len(rows), dtype=np.uint32)
-        shard_of[rows] = shard
-    of_sample = shard_of[block.index]
-    for shard, (series, _) in enumerate(parts):
-        places = np.flatnonzero(of_sample == shard)
-        if len(places):
-            yield shard, SampleBlock(series, rows_new[block.index[places]], block.times[places], block.bits[places])
-
-
-def _number(value: Any) -> float:
-    """Return a value as a plain float, with its bits; `Invalid` if it is not a number."""
-    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        try:
-            return float.__float__(value) if isinstance(value, float) else float(value)
-        except OverflowError:
-            pass
-    raise Invalid(f"a value is a number that a float can hold, not {in_short(value)}")
-
-
-def _values(values: Any) -> npt.NDArray[np.uint64]:
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return value_column(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
-    try:
-        column = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"values are an array of numbers, not {in_short(values)} ({error})") from None
-    if column.ndim != 1 or (column.dtype.kind not in "fiu" and len(column)):
-        raise Invalid(f"values are an array of numbers, not {in_short(values)}")
-    _refuse_masked(values, "values")
-    with np.errstate(over="ignore"):
-        numbers = np.array(column, np.float64)  # a copy: the caller may change its array before the write is encoded
-    if column.dtype.itemsize > numbers.itemsize and (np.isinf(numbers) & ~np.isinf(column)).any():
-        raise Invalid("a value is larger than float64 can hold: scale the values, or drop it")
-    return numbers.view(np.uint64)
-
-
-def _refuse_masked(column: Any, what: str) -> None:
-    """Refuse masked elements: numpy would pass what is under the mask."""
-    if np.ma.is_masked(column):
-        raise Invalid(f"some {what} are masked: drop such samples")
-
-
-def _times(times: Any) -> I64:
-    if isinstance(times, (pa.Array, pa.ChunkedArray)):
-        return time_column(times.combine_chunks() if isinstance(times, pa.ChunkedArray) else times)
-    try:
-        column = np.asarray(times)
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"times are an array of microseconds since 1970, not {in_short(times)} ({error})") from None
-    _refuse_masked(times, "times")
-    if column.dtype.kind == "O" and column.ndim == 1 and len(column) and isinstance(column[0], datetime):
-        return np.fromiter(map(microseconds, column), np.int64, len(column))  # with a zone, from pandas too
-    if column.ndim != 1 or (column.dtype.kind not in "iuM" and len(column)):
-        raise Invalid(f"times are an array of microseconds since 1970, or of datetimes, not {in_short(times)}")
-    if column.dtype.kind == "u" and len(column) and int(column.max()) >= TIME_MAX:
-        raise Invalid(f"the time {int(column.max())} is outside the years 1 to 9999: times are microseconds since 1970")
-    return moments_us(column) if column.dtype.kind == "M" else np.array(column, np.int64)

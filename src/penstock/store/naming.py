@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from penstock.arguments import flag
 from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import InThisProcess, Kind, Port
+from penstock.kinds.change_reading import as_changing
+from penstock.kinds.changes import ChangeOptions, change_options
 from penstock.partition.ledger import TableInfo
 from penstock.registry import BUILT_IN, check_name, check_shards
 
@@ -45,9 +47,17 @@ class CreatedTables(NamedTables):
         """Return a table as `_find` does; a client may do so from what it was told a moment ago."""
         return self._find(name)
 
+    def _asked_for(self, name: str, kind: Kind, shards: int, options: bytes) -> TableInfo | None:
+        """Return a table; what does not fit is never judged by what a client was told before."""
+        info = self._known(name)
+        if info is None:
+            return None
+        fits = info.kind == kind.name and shards in (1, info.shards) and options in (kind.options_default, info.options)
+        return info if fits else self._find(name)
+
     def _table(self, name: str, kind: Kind, shards: int, options: bytes, *, create: bool) -> TableInfo:
         name, shards, create = check_name(name), check_shards(shards), flag(create, "create")
-        info = self._known(name)
+        info = self._asked_for(name, kind, shards, options)
         if info is None:
             if not create:
                 raise self._unknown(name)
@@ -56,6 +66,16 @@ class CreatedTables(NamedTables):
         if shards not in (1, info.shards):
             raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}: leave shards= out")
         return info
+
+
+def check_feed(info: TableInfo, kind: Kind, changes: bool | ChangeOptions) -> None:
+    """`KindMismatch` if a table lacks the change feed that was requested, or has one with other options."""
+    wanted = change_options(changes)
+    if wanted is None:
+        return
+    actual = as_changing(kind, info).change_options(info.options)
+    if isinstance(changes, ChangeOptions) and actual != wanted:
+        raise KindMismatch(f"the change feed of table {info.name} has other options ({actual}): say changes=True")
 
 
 def check_kind(info: TableInfo, kind: Kind) -> None:

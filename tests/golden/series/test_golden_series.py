@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from pyroaring import BitMap
 
-from penstock.series.blocks import Block, Samples, encode, union
-from penstock.series.blocks import Tombstones as Deletes
+from penstock.series.blocks import Block, encode
 from penstock.series.keys import (
     dictionary_keys,
     forward_key,
@@ -24,6 +23,8 @@ from penstock.series.keys import (
 )
 from penstock.series.labels import decode_labels, encode_labels, fingerprint_of
 from penstock.series.operators import decode_ids, encode_ids
+from penstock.series.samples import Samples, union
+from penstock.series.samples import Tombstones as Deletes
 
 HERE = Path(__file__).parent
 LABELS = (("__name__", "cpu"), ("host", "é"), ("zone", "a\0b"))

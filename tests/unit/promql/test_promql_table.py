@@ -116,7 +116,7 @@ def test_a_process_reads_its_own_writes(store: Any) -> None:
         (lambda table: table.query_range("x", 0, 10, 0), "step"),
         (lambda table: table.query_range("x", 10, 0, 1), "upwards"),
         (lambda table: table.query_range("x[5m]", 0, 10, 1), "range query"),
-        (lambda table: table.query("limit", INSTANT_MS * 1000, samples_max=3), "at most 3 samples"),
+        (lambda table: table.query("limit[1m]", INSTANT_MS * 1000, samples_max=3), "at most 3 samples"),
         (lambda table: table.query("limit", samples_max=0), "samples_max"),
         (lambda table: table.query("limit", timeout_s=0), "timeout_s"),
         (lambda table: table.query("requests_total + on(job) limit", INSTANT_MS * 1000), "group_left"),

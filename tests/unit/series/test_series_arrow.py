@@ -12,8 +12,8 @@ import pytest
 from penstock.errors import Invalid
 from penstock.series.arrow import BlockMaker, LabelColumns, sample_batches
 from penstock.series.labels import check_table, encode_labels
-from penstock.series.section import STALE_BITS, SampleBlock, check_block
-from penstock.series.table import split_block
+from penstock.series.rules import check_block
+from penstock.series.section import STALE_BITS, SampleBlock, split_block
 
 Sample = tuple[dict[str, str], int, float]
 

@@ -15,18 +15,9 @@ import penstock.series.blocks as blocks_module
 from penstock.errors import CorruptionError
 from penstock.lsm.operators import SERIES_IDS, SERIES_SAMPLES, Operand, fold, fold_all
 from penstock.lsm.rows import DELETE, PUT
-from penstock.series.blocks import (
-    CHUNK_SAMPLES_MAX,
-    CHUNK_SAMPLES_MIN,
-    Block,
-    Samples,
-    Tombstones,
-    encode,
-    sorted_distinct,
-    union,
-    without,
-)
+from penstock.series.blocks import CHUNK_SAMPLES_MAX, CHUNK_SAMPLES_MIN, Block, encode
 from penstock.series.operators import decode_ids, encode_ids
+from penstock.series.samples import Samples, Tombstones, concat, sorted_distinct, union, without
 
 STALE = 0x7FF0000000000002
 FOREVER = 1 << 60
@@ -129,7 +120,7 @@ def regular(ids: range, count: int, *, step: int = 15_000_000, shift: int = 0) -
 
 def test_long_series_have_chunks_of_their_own_and_short_ones_share_one() -> None:
     long, short = CHUNK_SAMPLES_MAX * 2 + 10, 100
-    samples = sorted_distinct(blocks_module.concat([regular(range(1, 2), long), regular(range(2, 50), short)]))
+    samples = sorted_distinct(concat([regular(range(1, 2), long), regular(range(2, 50), short)]))
     block = Block(encode(samples))
     counts = block.runs["count"].tolist()
     assert len([c for c in counts if c > short]) == 3
@@ -154,13 +145,13 @@ def test_a_regular_column_of_times_takes_no_room() -> None:
 def test_a_read_decodes_only_the_chunks_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block(encode(regular(range(1, 65), 2_000)))
     decoded: list[int] = []
-    right = Block._decode
+    right = Block._decoded
 
-    def decode(self: Block, chunk: int, kind: int) -> object:
+    def decode(self: Block, chunk: int, kind: int, data: list[bytes]) -> object:
         decoded.append(chunk)
-        return right(self, chunk, kind)
+        return right(self, chunk, kind, data)
 
-    monkeypatch.setattr(Block, "_decode", decode)
+    monkeypatch.setattr(Block, "_decoded", decode)
     seven = np.array([7], np.uint32)
     assert len(block.between(block.select(seven, 0, FOREVER), 0, FOREVER)) == 2_000
     assert len(decoded) == 2  # one of times, one of values

@@ -17,6 +17,7 @@ from penstock.series import queries
 from penstock.series.aggregate import AGGREGATES, FUNCTIONS, AggregateQuery, aggregate, decode_aggregate
 from penstock.series.arrow import SAMPLES
 from penstock.series.blocks import RunSummaries
+from penstock.series.index import Check, unchecked
 from penstock.series.labels import Labels, check_labels, encode_labels
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.queries import SeriesQuery, check_series_query, encode_query, run_series_query, scan_samples
@@ -38,7 +39,9 @@ class MemoryShard(SeriesShard):
         for labels, time, value in samples:
             self.buckets.setdefault(OPTIONS.bucket(time), {}).setdefault(labels, {})[time] = value
 
-    def match(self, matchers: Sequence[Matcher], start: int, end: int) -> list[tuple[int, Any]]:
+    def match(
+        self, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked
+    ) -> list[tuple[int, Any]]:
         found = []
         for bucket in sorted(self.buckets):
             if OPTIONS.bucket_start(bucket) < end and OPTIONS.bucket_start(bucket + 1) > start:
@@ -58,7 +61,7 @@ class MemoryShard(SeriesShard):
     def labels_of(self, bucket: int, ids: Any) -> list[bytes]:
         return list(map(encode_labels, self._labels(bucket, ids)))
 
-    def read(self, bucket: int, ids: Any, start: int, end: int) -> Iterator[SampleColumns]:
+    def read(self, bucket: int, ids: Any, start: int, end: int, steps: Any = None) -> Iterator[SampleColumns]:
         assert ids.tolist() == sorted(ids.tolist())
         rows = [
             (number, time, value)
@@ -106,13 +109,15 @@ class MemoryShard(SeriesShard):
         for bucket, ids in self.match(matchers, start, end):
             yield from self._labels(bucket, ids)
 
-    def label_names(self, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+    def label_names(self, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked) -> Iterable[str]:
         return {name for labels in self._matching(matchers, start, end) for name, _ in labels}
 
-    def label_values(self, name: str, matchers: Sequence[Matcher], start: int, end: int) -> Iterable[str]:
+    def label_values(
+        self, name: str, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked
+    ) -> Iterable[str]:
         return {dict(labels)[name] for labels in self._matching(matchers, start, end) if name in dict(labels)}
 
-    def label_codes(self, bucket: int, name: str, ids: Any) -> tuple[list[str], Any]:
+    def label_codes(self, bucket: int, name: str, ids: Any, check: Check = unchecked) -> tuple[list[str], Any]:
         found = [dict(labels).get(name, "") for labels in self._labels(bucket, ids)]
         values = sorted({"", *found})
         return values, np.array([values.index(value) for value in found], np.int64)
@@ -120,7 +125,7 @@ class MemoryShard(SeriesShard):
     def metadata(self) -> Iterable[MetricMetadata]:
         return [MetricMetadata("mem", "gauge"), MetricMetadata("cpu", "counter", "s", "help")]
 
-    def metric_counts(self, start: int, end: int) -> Iterable[tuple[int, str, int]]:
+    def metric_counts(self, start: int, end: int, check: Check = unchecked) -> Iterable[tuple[int, str, int]]:
         for bucket, ids in self.match((), start, end):
             metrics = [labels[0][1] for labels in self._labels(bucket, ids)]
             yield from ((bucket, metric, metrics.count(metric)) for metric in set(metrics))

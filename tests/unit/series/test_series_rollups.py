@@ -18,7 +18,8 @@ from penstock.errors import Invalid, KindMismatch, NotFound
 from penstock.registry import series_kind
 from penstock.series import rollups
 from penstock.series.section import STALE_BITS
-from penstock.store.store import Store
+from penstock.store.store import Store, open_store
+from penstock.testing import FakeClock
 
 MINUTE, HOUR, DAY = 60_000_000, 3_600_000_000, 86_400_000_000
 T0 = 1_700_000_000_000_000 // DAY * DAY
@@ -257,3 +258,116 @@ def test_an_older_computation_does_not_replace_a_newer_one(store: Any) -> None:
     older.join(30)
     newer.join(30)
     assert rolled(table)["cpu:sum", "", T0] == 3.0
+
+
+# -- many samples
+
+
+def many(source: Any, hosts: int = 5, hours: int = 3) -> dict[tuple[str, str, int], float]:
+    samples = {
+        ("cpu", f"h{host}", T0 + minute * MINUTE): float(host * minute)
+        for host in range(hosts)
+        for minute in range(0, 60 * hours, 2)
+    }
+    by_host: dict[str, list[tuple[int, float]]] = {}
+    for (_, host, time), value in samples.items():
+        by_host.setdefault(host, []).append((time, value))
+    for host, some in by_host.items():
+        source.write_columns("cpu", [value for _, value in some], {"host": host}, times=[time for time, _ in some])
+    return samples
+
+
+@pytest.fixture
+def small_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollups, "JOB_RESULTS", 100)
+    monkeypatch.setattr(rollups, "PART_RESULTS", 20)
+    monkeypatch.setattr(rollups, "COMMIT_BYTES", 1_000)
+
+
+@pytest.mark.usefixtures("small_jobs")
+@pytest.mark.parametrize("step_s", [60, 3600])
+def test_jobs_and_commits_have_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch, step_s: int) -> None:
+    source, target = make(store, step_s)
+    samples = many(source)
+    sizes: list[int] = []
+    submit = store.port.commit_and_wait
+
+    def counted(group: Any, size: int) -> Any:
+        sizes.append(size)
+        return submit(group, size)
+
+    monkeypatch.setattr(store.port, "commit_and_wait", counted)
+    assert store.roll_up("rolled") == (3 if step_s == 60 else 1)
+    assert rolled(target) == expected(samples, step_s)
+    labels = 600  # of a section
+    assert len(sizes) > 2
+    assert max(sizes) < 2 * 1_000 + 3 * (1_024 + 2 * labels)
+    source.delete('cpu{host="h3"}', T0 + 30 * MINUTE, T0 + 150 * MINUTE)
+    samples = {k: v for k, v in samples.items() if k[1] != "h3" or not 30 <= (k[2] - T0) // MINUTE < 150}
+    assert store.roll_up("rolled") > 0
+    assert rolled(target) == expected(samples, step_s)
+
+
+@pytest.mark.usefixtures("small_jobs")
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_job_that_ends_between_its_commits_is_repeated(
+    store: Store, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    source, target = make(store)
+    if anew:
+        source.write("old", 1.0, time=T0 - 50 * HOUR)
+        assert store.roll_up("rolled") == 1
+        store.drop("metrics")
+        source, target = make(store)
+    samples = many(source)
+    submit, left = store.port.commit_and_wait, 0
+
+    def failing(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError("the disk is gone")
+        return submit(*arguments)
+
+    monkeypatch.setattr(store.port, "commit_and_wait", failing)
+    for commits in (0, 1, 2, 3):
+        left = commits
+        with pytest.raises(OSError, match="gone"):
+            store.roll_up("rolled")
+    left = 1_000
+    assert store.roll_up("rolled") > 0
+    assert rolled(target) == expected(samples, 300)
+    assert store.roll_up("rolled") == 0
+
+
+# -- retention of the source
+
+
+@pytest.mark.parametrize(("bucket_s", "step_s"), [(86_400, 300), (3_600, 3_600), (300, 60), (1_000, 3_600)])
+def test_late_samples_where_retention_deleted_others(tmp_path: Path, bucket_s: int, step_s: int) -> None:
+    """They must not replace what the rollup has of the samples that are gone."""
+    fake = FakeClock()
+    with open_store(str(tmp_path / "store"), clock=fake, settings=penstock.StoreSettings(background=False)) as store:
+        options = penstock.SeriesOptions(bucket_s=bucket_s, retention_s=7_200)
+        source = store.series("metrics", shards=2, options=options)
+        table_options = penstock.SeriesOptions(rollup=penstock.Rollup(source="metrics", step_s=step_s))
+        target = store.series("rolled", options=table_options)
+        start = fake.time_us() // DAY * DAY + 5 * MINUTE
+        samples = {("cpu", host, start + n * MINUTE): float(n) for n in range(0, 60, 3) for host in "abcdef"}
+        for (metric, host, time), value in samples.items():
+            source.write(metric, value, {"host": host}, time=time)
+        store.roll_up("rolled")
+        before = rolled(target)
+        assert before == expected(samples, step_s)
+        fake.advance((7_200 + 40 * 60) if bucket_s < 86_400 else 2 * 86_400)
+        store.port.maintain()  # deletes buckets of the source: the first half of the hour, or the day
+        store.flush()
+        gone = len(samples) - source.to_arrow().num_rows
+        assert gone
+        for back_s in (0, 5_000):  # a clock that goes back opens nothing
+            fake.jump(-back_s)
+            for n in (1, 58):
+                source.write("cpu", 1_000.0 + n, {"host": "z"}, time=start + n * MINUTE)
+            store.roll_up("rolled")
+            after = rolled(target)
+            assert {key: value for key, value in after.items() if key[1] != "z"} == before

@@ -23,6 +23,7 @@ from penstock.series.options import (
     decode_series_options,
     encode_series_options,
 )
+from penstock.series.rules import receive_section
 from penstock.series.section import (
     STALE_BITS,
     BucketTrim,
@@ -32,14 +33,9 @@ from penstock.series.section import (
     SeriesDelete,
     SeriesKey,
     SeriesSection,
-    append_part,
     append_sample,
-    compressed,
-    decode_section,
-    encode_section,
-    receive_section,
-    section_weight,
 )
+from penstock.series.section_codec import compressed, decode_section, encode_section, section_weight
 
 P = PartitionId(1)
 BITS = [0, 1, STALE_BITS, 0x7FF8_0000_0000_0001, 0x7FF0 << 48, 0xFFF0 << 48, 1 << 63]
@@ -108,7 +104,7 @@ def test_single_samples_become_blocks_in_order() -> None:
     append_sample(delta, P, a, (1, 1.5))
     append_sample(delta, P, b, (1, stale))
     append_sample(delta, P, again, (2, 2.5))
-    append_part(delta, P, SeriesDelete("cpu", 0, 2), None)
+    delta.open[P].log.append(SeriesDelete("cpu", 0, 2))  # type: ignore[index]
     append_sample(delta, P, a, (3, 3.5))
     assert len(delta.groups) == 1
     section = delta.groups[0].sections[P]

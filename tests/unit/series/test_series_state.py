@@ -24,15 +24,8 @@ from penstock.series.keys import DICTIONARY, FORWARD
 from penstock.series.labels import Labels, LabelTable
 from penstock.series.operators import encode_ids, encode_single_ids
 from penstock.series.options import TIME_MAX, TIME_MIN
-from penstock.series.section import (
-    MetricMetadata,
-    Part,
-    SampleBlock,
-    SeriesDelete,
-    SeriesSection,
-    decode_section,
-    encode_section,
-)
+from penstock.series.section import MetricMetadata, Part, SampleBlock, SeriesDelete, SeriesSection
+from penstock.series.section_codec import decode_section, encode_section
 from penstock.series.selectors import parse_selector
 
 LARGE = TreeSettings()

@@ -27,6 +27,7 @@ RANGES_MAX = SHARDS_MAX  # of one table
 TABLES_MAX = 1_024  # of one batch
 PAGE_BYTES = 4 << 20  # of a scan
 PIECE_BYTES = 4 << 20  # of a file that is sent
+VIEW_S_MAX = 30.0  # that one request waits for a view; clients ask again
 
 KeyRange = tuple[int, bytes, bytes | None]  # partition, start, end
 
@@ -114,6 +115,7 @@ class PlanBatch(_Message, frozen=True):
     start: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=SHARDS_MAX)] = []  # by shard: the end is wanted
     rows_max: int = 0  # of a batch from there; 0: no limit
     bytes_max: int = 0
+    begin: str = ""  # where a stream begins, as the text of an option; then this is the position that is wanted
 
 
 class SourceState(msgspec.Struct, frozen=True, array_like=True):
@@ -180,6 +182,21 @@ class ResumeTable(_Message, frozen=True):
     """Let a paused table try again."""
 
     name: str
+
+
+class ReadMetrics(_Message, frozen=True):
+    """Read the store's metrics in Prometheus' text format."""
+
+
+class ReadStatistics(_Message, frozen=True):
+    """Read the statistics of the store."""
+
+
+class AwaitView(_Message, frozen=True):
+    """Wait for a view with a higher applied epoch than `after`; with a `timeout_s` of 0, read the newest."""
+
+    after: int
+    timeout_s: float
 
 
 class StageFiles(_Message, frozen=True):
@@ -369,6 +386,9 @@ OtherRequest = (
     | CompactTable
     | CheckStore
     | ResumeTable
+    | ReadMetrics
+    | ReadStatistics
+    | AwaitView
     | StageFiles
     | SendFile
     | AskToken
