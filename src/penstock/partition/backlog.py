@@ -173,6 +173,8 @@ class Backlogs:
         if partition.backlog:
             self.behind.add(partition)
             partition.late = True
+        elif partition.failures and partition.machine.broken:
+            partition.late = True  # nothing waits yet, but its files are to be opened anew, and the backlog refilled
         else:
             self.behind.discard(partition)
             partition.failures = partition.backlog_bytes = 0
@@ -339,6 +341,8 @@ class Backlogs:
     def _set_aside(self, partition: Partition, error: Exception) -> bool:
         """Set aside the entry that failed, if the cause is a bug of ours; False: the partition must wait."""
         descriptor = partition.descriptor
+        if not partition.backlog:  # its files could not be opened anew
+            return False
         entry = partition.backlog[0]
         if not is_our_mistake(error, entry.sections):
             return False

@@ -155,8 +155,12 @@ class Roster(ABC):
                 reason = f"is frozen: its files have not answered for {waited_s:.1f} s (limit {stall_s:g})"
                 raise self._paused(partition, f"{reason}; check the disk, retry later", "frozen")
             if not opening.is_given:
-                opening.is_given = True
-                self.backlogs.workers.submit(lambda: self._run_opening(partition, opening))
+                try:
+                    opening.is_given = True
+                    self.backlogs.workers.submit(lambda: self._run_opening(partition, opening))
+                except BaseException:
+                    opening.is_given = False  # an interrupt: perhaps no worker was given it
+                    raise
             opening.wait(min(POLL_S, stall_s - waited_s))
 
     def _run_opening(self, partition: PartitionId, opening: _Opening) -> None:
