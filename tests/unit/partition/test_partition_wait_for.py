@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,5 +86,7 @@ def test_it_waits_for_a_late_table_and_not_for_a_frozen_one(tmp_path: Path, monk
                     client.queue("events").put(b"2", durable=True)
         finally:
             healed.set()
+        while store.statistics().global_applied_floor < lsn:  # it is frozen until its worker has gone on
+            time.sleep(0.01)
         assert store.wait_for(lsn) >= lsn
         assert store.queue("events").to_arrow().num_rows == 2
