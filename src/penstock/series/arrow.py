@@ -17,6 +17,7 @@ Invariant: values keep their bits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ KEPT_CALLS = 4  # whose label columns are kept
 KEPT_ROWS_MAX = 1 << 20
 CODES_MAX = 1 << 26  # rows x names of labels, where there are more names than a series may have
 _RADIX_MAX = 1 << 62
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 # -- samples that are read
@@ -164,7 +166,7 @@ class BlockMaker:
 
     def block(self, rows: Any, metric: str | None = None) -> SampleBlock | None:
         """Return the block of a table or record batch; None if it has no rows; `Invalid` if a row breaks a rule."""
-        table = _as_table(rows)
+        table = _without_index(_as_table(rows))
         columns = {name: _whole_column(table.column(index)) for index, name in enumerate(table.column_names)}
         if len(columns) != table.num_columns:
             raise Invalid("rows of a series table have two columns of one name")
@@ -219,6 +221,13 @@ def _as_table(rows: Any) -> Any:
         raise Invalid(f"write_arrow takes an Arrow table or record batch, not {in_short(rows)} ({reason})") from None
 
 
+def _without_index(table: Any) -> Any:
+    """Return rows without the columns that Arrow makes of an index of pandas that has no name."""
+    if table.schema.metadata is None or b"pandas" not in table.schema.metadata:
+        return table
+    return table.select([name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)])
+
+
 def _whole_column(column: Any) -> Any:
     if not isinstance(column, pa.ChunkedArray):
         return column
@@ -268,13 +277,13 @@ def time_column(column: Any) -> I64:
 
 
 def value_column(column: Any) -> U64:
-    """Return the bits of values as float64; `Invalid` for another type, a null or a number that is not exact."""
+    """Return the bits of values as float64, rounded where they are not exact; `Invalid` for another type or a null."""
     kind = column.type
     if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
         raise Invalid(f"the column value is {kind}: give numbers")
     _refuse_nulls(column, "value")
     try:
-        numbers = column if kind == pa.float64() else column.cast(pa.float64())
+        numbers = column if kind == pa.float64() else column.cast(pa.float64(), safe=False)
     except pa.ArrowException as error:
         raise Invalid(f"the column value does not fit float64: {_first_line(error)}") from None
     return numbers.to_numpy(zero_copy_only=False).view(np.uint64)  # type: ignore[no-any-return]
@@ -335,7 +344,7 @@ def _coded(name: str, column: Any) -> tuple[list[str], npt.NDArray[np.int64]]:
     if pa.types.is_null(kind):
         return [], np.zeros(len(column), np.int64)
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise Invalid(f"the column {in_short(name)} is {column.type}: labels are texts, so cast it to string")
+        raise Invalid(f"the column {in_short(name)} is {column.type}: labels are texts: cast it to string, or drop it")
     check_name(name)
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     if encoded.dictionary.null_count:  # a dictionary may hold a null
@@ -377,6 +386,8 @@ def _coded_map(column: Any, count: int) -> dict[str, tuple[list[str], npt.NDArra
     keys, items = (part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (column.keys, column.items))
     parents = np.repeat(np.arange(count), lengths)
     names, numbers = _coded("labels", keys)
+    if len(names) > LABELS_MAX and lengths.max() == len(names):
+        raise Invalid(f"a series has more than {LABELS_MAX} labels")
     _check_names(len(names), max(count, len(keys)))
     if len(keys) and not numbers.all():
         raise Invalid("a label has a name: no key of the map labels may be empty")
