@@ -301,6 +301,11 @@ class WriteCoordinator(Generic[D, F, V]):
         """Every write, in one reference (see `views` for how to read it)."""
         return self._buffer.layers
 
+    @property
+    def buffer(self) -> DeltaBuffer[D, V]:
+        """The owner of `layers`, for a reader that keeps it and saves a call at each read."""
+        return self._buffer
+
     def seal_pending(self) -> Layers[D, V]:
         """Seal `pending` and return the layers: `deltas` and `view` hold every write and do not change."""
         with self._lock:

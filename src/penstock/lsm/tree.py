@@ -28,7 +28,7 @@ from penstock.lsm.snapshot import TREE_CLOSED, Snapshot
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree_settings import Stall, TreeSettings, TreeStatistics
 from penstock.lsm.version import FileMeta, Run, TableFile, Version, arrange
-from penstock.lsm.view import View
+from penstock.lsm.view import NewestView, View
 
 
 class Tree:
@@ -64,11 +64,15 @@ class Tree:
         self.stored_time_us = time_us  # the highest record time in files
         self.operators = operators  # of unfolded operands, in memory or in files; None: unknown
         levels = arrange(TableFile(meta, open_table) for meta in files)
-        self._install(Version(memtable(stored), (), levels, stored, stored, time_us))
+        version = Version(memtable(stored), (), levels, stored, stored, time_us)
+        self._newest = NewestView(version, self._now_us)
+        self.get = self._newest.get  # the value of a key, or None; callers bind it, so that a get is one call less
+        self._install(version)
 
     def _install(self, version: Version) -> None:
         self._version = version
         self._view = View(version, self._now_us)
+        self._newest.replace(version)
 
     def _now_us(self) -> int:
         return max(self.time_us, self._clock.time_us())
@@ -84,9 +88,6 @@ class Tree:
     def stored(self) -> int:
         """All edits up to this LSN are in files."""
         return self._version.stored
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._view.get(key)
 
     def get_row(self, key: bytes) -> Row | None:
         return self._view.get_row(key)
@@ -399,6 +400,7 @@ class Tree:
         with self._lock:
             snapshots = list(self._snapshots)
             self._view = View(TREE_CLOSED, self._now_us)  # type: ignore[arg-type]
+            self._newest.replace(TREE_CLOSED)  # type: ignore[arg-type]
         for snapshot in snapshots:
             for file in () if snapshot.is_closed else snapshot.version.files():
                 file.forget()

@@ -215,6 +215,18 @@ class View:
         return (columns.record_batch() for columns in self.scan_columns(start, end, prefix=prefix))
 
 
+class NewestView(View):
+    """Reads of whatever version is the newest, for callers that bind `get` once. No other read may be asked of it."""
+
+    __slots__ = ()
+
+    def replace(self, version: Version) -> None:
+        self._version = version
+
+    def get_row(self, key: bytes) -> Row | None:
+        return View(self._version, self._now_us).get_row(key)  # which reads its version more than once
+
+
 def resolve(rows: Iterable[Row], deleted_below: int, now_us: int) -> Row | None:
     """Resolve the rows of one key, newest first, to its live row, or None."""
     operands: list[Row] = []

@@ -37,7 +37,8 @@ class LiveReading(MomentReading):
         self._dispatcher = dispatcher
         self.clock = clock
         self._check_usable = check_usable
-        self._known = dispatcher.known  # bound once, for every read and write
+        self._buffer = coordinator.buffer  # this and the next are bound once, for every read and write
+        self._known = dispatcher.known
         self._ended = False
 
     def time_us(self) -> int:
@@ -72,7 +73,7 @@ class LiveReading(MomentReading):
         self._coordinator.wait_applied(epoch, timeout_s)
 
     def lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
-        layers = self._coordinator.layers
+        layers = self._buffer.layers
         pending = layers.pending
         sections = pending.open
         if sections is not None and (rows := sections.get(partition)) is not None:  # the hot path: just written
