@@ -22,15 +22,16 @@ PUBLIC = {
         Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings
         CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
         DecimalType DispatcherSettings Durability Epoch Hit Json KvReader KvRow KvStatistics KvTable LeasedMessage
-        LoadReport LogSettings Message Metric MetricMetadata Position PreparedLoad QueueSettings QueueTable QueueTotals
-        QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader SeriesStatistics SeriesTable
-        ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot StructType TextKvReader TextKvTable Trouble
-        ValueType VectorReader VectorRecord VectorStatistics VectorTable
+        LoadReport LogSettings Message Metric MetricMetadata PartitionStatistics Position PreparedLoad QueueSettings
+        QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader
+        SeriesStatistics SeriesTable ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot
+        StoreStatistics StoreSubscription StoreView StructType TextKvReader TextKvTable Trouble ValueType VectorReader
+        VectorRecord VectorStatistics VectorTable WriteStage
         __version__ connect errors open serve_tcp union_items union_of
     """,
     "penstock.aio": """
-        AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncQueueTable AsyncQueueView AsyncSeriesReader
-        AsyncSeriesTable AsyncSnapshot AsyncStore AsyncTextKvReader AsyncTextKvTable
+        AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncMetrics AsyncQueueTable AsyncQueueView
+        AsyncSeriesReader AsyncSeriesTable AsyncSnapshot AsyncStore AsyncSubscription AsyncTextKvReader AsyncTextKvTable
         AsyncVectorReader AsyncVectorTable connect open
     """,
     "penstock.errors": """
@@ -62,6 +63,8 @@ INTERNAL = {
         "settings",
         "open",
         "collect",
+        "view",
+        "wait_view",
         *ANY_KIND,
     },
     "StoreSettings": {"coordinator", "tree", "of_kind", "queue"},

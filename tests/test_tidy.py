@@ -185,7 +185,7 @@ def test_a_class_name_is_defined_once() -> None:
 
 
 # Private names of other libraries, for which there is no public one.
-OF_OTHERS = {"_asdict", "_ensure_initialized", "_fields", "_getframe", "_jsc", "_labelnames", "_make", "_replace"}
+OF_OTHERS = {"_asdict", "_ensure_initialized", "_fields", "_getframe", "_jsc", "_make", "_replace"}
 OF_OTHERS |= {"_create_judf", "_gateway", "_jdf", "_jsparkSession", "_jvm", "_temp_dir"}  # Spark's
 
 

@@ -70,8 +70,11 @@ if TYPE_CHECKING:
     from penstock.store.batch import StoreBatch
     from penstock.store.loading import LoadReport, PreparedLoad
     from penstock.store.settings import StoreSettings
+    from penstock.store.statistics import PartitionStatistics, StoreStatistics
     from penstock.store.store import Store
     from penstock.store.tables import StoreSnapshot
+    from penstock.store.tracing import WriteStage
+    from penstock.store.views import StoreSubscription, StoreView
     from penstock.vector.options import Metric
     from penstock.vector.searching import Hit
     from penstock.vector.table import VectorReader, VectorRecord, VectorStatistics, VectorTable
@@ -110,6 +113,7 @@ _HOMES = {
     "Message": "queue.table",
     "Metric": "vector.options",
     "MetricMetadata": "series.section",
+    "PartitionStatistics": "store.statistics",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
     "QueueSettings": "queue.chain",
@@ -130,6 +134,9 @@ _HOMES = {
     "StoreBatch": "store.batch",
     "StoreSettings": "store.settings",
     "StoreSnapshot": "store.tables",
+    "StoreStatistics": "store.statistics",
+    "StoreSubscription": "store.views",
+    "StoreView": "store.views",
     "StructType": "kv.values",
     "TextKvReader": "kv.text_keys",
     "TextKvTable": "kv.text_keys",
@@ -139,6 +146,7 @@ _HOMES = {
     "VectorRecord": "vector.table",
     "VectorStatistics": "vector.table",
     "VectorTable": "vector.table",
+    "WriteStage": "store.tracing",
     "connect": "client.connect",
     "open": "server.opening",
     "serve_tcp": "server.tcp",
@@ -175,6 +183,7 @@ __all__ = [
     "Message",
     "Metric",
     "MetricMetadata",
+    "PartitionStatistics",
     "Position",
     "PreparedLoad",
     "QueueSettings",
@@ -195,6 +204,9 @@ __all__ = [
     "StoreBatch",
     "StoreSettings",
     "StoreSnapshot",
+    "StoreStatistics",
+    "StoreSubscription",
+    "StoreView",
     "StructType",
     "TextKvReader",
     "TextKvTable",
@@ -204,6 +216,7 @@ __all__ = [
     "VectorRecord",
     "VectorStatistics",
     "VectorTable",
+    "WriteStage",
     "__version__",
     "connect",
     "errors",

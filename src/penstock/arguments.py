@@ -10,6 +10,8 @@ Thread: pure functions.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias
 
@@ -20,6 +22,11 @@ from penstock.errors import Invalid
 SHOWN_CHARACTERS = 80
 TIME_US_MIN, TIME_US_MAX = -62_135_596_800_000_000, 253_402_300_800_000_000  # the years 1 to 9999, half-open
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# The years 2015 to 2038 in seconds and in milliseconds; as microseconds they are times of January 1970.
+_UNITS = (
+    ("seconds", 1_420_070_400, 2_147_483_648, 1_000_000),
+    ("milliseconds", 1_420_070_400_000, 2_147_483_648_000, 1_000),
+)
 
 
 class ArrowStream(Protocol):
@@ -88,9 +95,25 @@ def microseconds(time: Any, what: str = "a time") -> int:
         number: int | None = int(since // timedelta(microseconds=1))
     else:
         number = plain_int(time)
+        if number is not None and _UNITS[0][1] <= number < _UNITS[1][2]:
+            warn_of_unit(number, what)
     if number is None or not TIME_US_MIN <= number < TIME_US_MAX:
         raise Invalid(f"{what} is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
     return number
+
+
+def warn_of_unit(time: int, what: str) -> None:
+    """Warn, at the line of the user's program, of a time that is likely meant in seconds or milliseconds."""
+    for unit, first, end, factor in _UNITS:
+        if first <= time < end:
+            frame, level = sys._getframe(1), 2
+            while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("penstock."):
+                frame, level = frame.f_back, level + 1
+            warnings.warn(
+                f"{what} is {time}, in microseconds {(_EPOCH + timedelta(microseconds=time)):%d %B %Y}: if these are "
+                f"{unit}, multiply by {factor:_}, or give a datetime",
+                stacklevel=level,
+            )
 
 
 def text(value: Any, what: str, bytes_max: int) -> str:

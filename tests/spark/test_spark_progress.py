@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import penstock.spark
-from penstock.errors import NotFound, PositionConflict, StreamFailed
+from penstock.errors import Invalid, NotFound, PositionConflict, StreamFailed
 from penstock.store.store import Store
 
 
@@ -104,8 +104,10 @@ def test_queries_of_others(spark: Any) -> None:
         runId = "unknown"
 
     for ask in (penstock.spark.progress, penstock.spark.wait, lambda query: penstock.spark.caught_up(query, 1)):
-        with pytest.raises(NotFound, match="was not started by penstock.spark.stream"):
+        with pytest.raises(NotFound, match="not among the last 1,000 that penstock.spark.stream started"):
             ask(Query())
+        with pytest.raises(Invalid, match="not a query"):
+            ask(None)
 
 
 # -- two drivers

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock import aio
-from penstock.aio.bridge import THREADS_MAX
+from penstock.aio.bridge import THREADS_MAX, WAITING_MAX
 from penstock.client.connection import Connection
 from penstock.errors import Closed, Invalid, NotFound
 
@@ -177,6 +177,34 @@ def test_the_loop_goes_on_while_calls_wait(run: Callable[[Scenario], None]) -> N
         await events.put(b"here", durable=True)
         for messages in await asyncio.gather(*waiting):
             assert [message.payload for message in messages] == [b"here"]
+
+    run(scenario)
+
+
+def test_a_get_among_many_that_wait_ends_by_its_own_deadline(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        events = await store.queue("events")
+        consumer = events.consumer("worker")
+        for _ in range(WAITING_MAX):
+            await consumer._threads.waiting.acquire()  # as if as many were waiting, and went on
+        assert await consumer.get(1, 0.05) == []
+        await events.put(b"here", durable=True)
+        assert [message.payload for message in await consumer.get(1, 0.05)] == [b"here"]
+
+    run(scenario)
+
+
+def test_wrong_arguments_are_refused_as_everywhere(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        await store.kv("users")
+        consumer = (await store.queue("events")).consumer("worker")
+        for wrong in ("1", None, float("nan"), -1, True):
+            with pytest.raises(Invalid):
+                await consumer.get(1, wrong)  # type: ignore[arg-type]
+        with pytest.raises(Invalid):
+            await consumer.get(0, 1)
+        with pytest.raises(Invalid, match="batch is what store.batch"):
+            await consumer.ack([], batch=5)  # type: ignore[arg-type]
 
     run(scenario)
 

@@ -441,3 +441,23 @@ def test_an_argument_in_short() -> None:
     assert seconds(INF, "s", INF) == INF
     with pytest.raises(Invalid):
         seconds(INF, "s", 5)
+
+
+@pytest.mark.parametrize(("time", "unit"), [(1_700_000_000, "seconds"), (1_700_000_000_123, "milliseconds")])
+def test_a_time_that_looks_like_another_unit_is_taken_with_a_warning(tmp_path: Path, time: int, unit: str) -> None:
+    """It may be meant; most likely it is not. The warning is at the line of the program."""
+    with penstock.open(tmp_path) as store:
+        events, metrics = store.queue("events"), store.series("metrics")
+        calls: list[Callable[[], object]] = [
+            lambda: events.put(b"m", time=time),
+            lambda: events.seek(time),
+            lambda: metrics.write("cpu", 1.0, time=time),
+            lambda: metrics.write_columns("cpu", [1.0], times=[time]),
+            lambda: metrics.select("cpu", start=time),
+        ]
+        for call in calls:
+            with pytest.warns(UserWarning, match=f"{time}, in microseconds .* 1970: if these are {unit}") as caught:
+                call()
+            assert caught[0].filename == __file__
+        metrics.write("cpu", 1.0, time=3_000)
+        metrics.write("cpu", 1.0, time=time * 1_000_000 if unit == "seconds" else time * 1_000)

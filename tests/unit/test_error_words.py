@@ -41,7 +41,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 
 WORDS: list[tuple[Callable[[Any], object], type[PenstockError], str]] = [
-    (lambda s: s.kv("users").put("ada", b"x"), Invalid, "a key is bytes, not str"),
+    (lambda s: s.kv("users").put("ada", b"x"), Invalid, "a key is bytes, not str: encode it, or make the table with"),
+    (lambda s: s.kv("users")["ada"], Invalid, "a key is bytes, not str: encode it, or make the table with key='utf8'"),
+    (lambda s: s.kv("users").get(7), Invalid, "a key is bytes, not int: encode it"),
+    (lambda s: s.kv("names", key="utf8").put(b"ada", b"x"), Invalid, "text (key='utf8'), not bytes: decode it"),
     (lambda s: s.kv("users").put(b"ada", 5), Invalid, "this table holds bytes, not int: encode the value"),
     (lambda s: s.kv("texts").put(b"ada", b"x"), Invalid, "this table holds text, not bytes"),
     (lambda s: s.kv("numbers").put(b"ada", "5"), Invalid, "this table holds integers of 64 bits, not '5'"),

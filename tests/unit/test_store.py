@@ -731,6 +731,6 @@ def test_a_relative_path_is_of_the_folder_it_was_opened_in(tmp_path: Path, monke
 
 
 def test_the_metrics_of_a_store_cover_its_parts(store: Store) -> None:
-    exported = store.metrics.exposition().decode()
-    for name in ("coordinator_", "lsm_memtable_bytes", "scheduler_workers", "clock_ahead_seconds"):
+    exported = store.metrics.exposition()
+    for name in ("coordinator_", "memtable_bytes", "scheduler_workers", "clock_ahead_seconds"):
         assert f"penstock_{name}" in exported

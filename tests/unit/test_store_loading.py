@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import pickle
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,23 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import DiskFull, Invalid, KindMismatch, NotFound, PenstockError, TokenTooOld
+from penstock.errors import (
+    Backpressure,
+    ConditionFailed,
+    DiskFull,
+    Invalid,
+    KindMismatch,
+    NotFound,
+    PenstockError,
+    TokenTooOld,
+)
+from penstock.journal.partitions import partition_id
 from penstock.kinds import PreparedRows
 from penstock.kv import loading as kv_loading
 from penstock.kv import section as kv_section
+from penstock.partition.reference import StagedFile
+from penstock.queue import staged as queue_loading
+from penstock.series import loading as series_loading
 from penstock.store.loading import PreparedLoad
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
@@ -24,6 +41,7 @@ from penstock.testing import FakeClock, History, SimulatedDisk, Violation, explo
 from penstock.testing.manifest import MemoryEngine
 
 ROWS = 30_000  # of 100 bytes: more than goes through the journal
+T0 = 1_700_000_000_000_000
 BOTH = ["owner", "client", "far client"]
 
 
@@ -328,3 +346,129 @@ def test_a_full_disk_is_told_and_nothing_is_loaded() -> None:
 
 def _fail(*_: object) -> None:
     raise AssertionError("no file may be built")
+
+
+PREPARED: dict[str, tuple[Callable[[Any], object], pa.Table]] = {
+    "kv": (lambda store: store.kv("t"), pa.table({"key": [b"a", b"b"], "value": [b"1", b"2"]})),
+    "queue": (lambda store: store.queue("t"), pa.table({"payload": [b"a", b"b"]})),
+    "series": (
+        lambda store: store.series("t"),
+        pa.table({"metric": ["m", "m"], "time": [T0, T0 + 1], "value": [1.0, 2.0]}),
+    ),
+}
+
+
+@pytest.fixture(params=PREPARED)
+def prepared(request: pytest.FixtureRequest, store: Any, monkeypatch: pytest.MonkeyPatch) -> PreparedLoad:
+    """Two rows for the table `t`, in a file."""
+    for module in (kv_loading, queue_loading, series_loading):
+        monkeypatch.setattr(module, "INLINE_BYTES_MAX", -1)
+    make, loaded = PREPARED[request.param]
+    make(store)
+    return store.prepare("t", loaded)  # type: ignore[no-any-return]
+
+
+def test_prepared_rows_are_committed_once(store: Any, prepared: PreparedLoad) -> None:
+    """A queue deletes such a file when it has stored the rows: a second record would name what is gone."""
+    assert all(part.file is not None for part in prepared.parts)
+    with pytest.raises(ConditionFailed), store.batch() as batch:
+        batch.load("t", prepared)
+        batch.kv(store.kv("state").name).put(b"k", b"v", if_lsn=999)
+    with store.batch() as batch:  # nothing was written before
+        assert batch.load("t", prepared) == 2
+    for token in (None, ("loader", 1)):
+        with (
+            pytest.raises(Invalid, match=r"prepare them again|not staged \(any more\)"),
+            store.batch(token=token) as batch,
+        ):
+            batch.load("t", prepared)
+    assert store.table("t").to_arrow().num_rows == 2
+
+
+def test_prepared_rows_that_are_repeated_with_their_token(store: Any, prepared: PreparedLoad) -> None:
+    for duplicate in (False, True):
+        with store.batch(token=("loader", 1)) as batch:
+            batch.load("t", prepared)
+        assert batch.duplicate is duplicate
+    assert store.table("t").to_arrow().num_rows == 2
+
+
+def test_prepared_rows_that_many_commit_at_once(store: Any, prepared: PreparedLoad) -> None:
+    def commit() -> bool:
+        try:
+            with store.batch() as batch:
+                batch.load("t", prepared)
+        except Invalid:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(lambda _: commit(), range(8))) == 1
+    assert store.table("t").to_arrow().num_rows == 2
+    assert store.tables()
+
+
+@pytest.mark.parametrize("kind", PREPARED)
+def test_committed_rows_are_not_committed_again_after_a_crash(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kv_loading, queue_loading, series_loading):
+        monkeypatch.setattr(module, "INLINE_BYTES_MAX", -1)
+    disk, clock = SimulatedDisk(), FakeClock()
+    make, loaded = PREPARED[kind]
+    store = open_here(disk, clock)
+    make(store)
+    prepared = store.prepare("t", loaded)
+    with store.batch() as batch:
+        batch.load("t", prepared)
+    store = open_here(disk.image().restore("strict"), clock)
+    with pytest.raises(Invalid, match=r"prepare them again|not staged \(any more\)"), store.batch() as batch:
+        batch.load("t", prepared)
+    store.checkpoint()
+    assert store.table("t").to_arrow().num_rows == 2
+    assert store.check() == []
+    store.close()
+
+
+def test_a_write_of_a_staged_file_that_hangs_deletes_nothing_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client sends the file again and commits it: the first request must not begin the file anew."""
+    disk, clock = SimulatedDisk(), FakeClock()
+    store = open_here(disk, clock)
+    store.queue("t")
+    partition = partition_id(store._info("t").table_id, 0)
+    (place,) = store.stage("t")
+    with io.BytesIO() as out:
+        with pa.ipc.new_file(out, queue_loading.STAGED_SCHEMA) as writer:
+            time = pa.array([T0], queue_loading.STAGED_SCHEMA.field("time").type)
+            writer.write_table(pa.table([[b"m"], pa.nulls(1, pa.binary()), time], schema=queue_loading.STAGED_SCHEMA))
+        data = out.getvalue()
+    file = StagedFile(place.chunk_id, place.file_name, len(data), hashlib.sha256(data).digest())
+    path, hangs, goes_on = f"/s/{place.file_name}", threading.Event(), threading.Event()
+    exists = disk.exists
+
+    def slow(asked: str) -> bool:
+        if asked == path and threading.current_thread() is hanging:
+            hangs.set()
+            assert goes_on.wait(30)
+        return exists(asked)
+
+    def send() -> None:
+        store._port.write_staged(partition, place.chunk_id, place.file_name, 0, data)
+
+    def commit() -> None:
+        with store.batch() as batch:
+            batch.adopt("t", [file])
+
+    monkeypatch.setattr(disk, "exists", slow)
+    hanging = threading.Thread(target=send)
+    hanging.start()
+    assert hangs.wait(30)
+    for act in (send, commit):
+        with pytest.raises(Backpressure, match="still writing"):
+            act()
+    goes_on.set()
+    hanging.join()
+    send()
+    commit()
+    with pytest.raises(Invalid, match="not staged"):
+        send()
+    assert [message.payload for message in store.queue("t").read()] == [b"m"]
+    store.close()

@@ -7,7 +7,9 @@ of that sort is tried in its place. Afterwards the store holds what it held befo
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from interrupts import every_point
 
 import penstock
 from penstock.errors import Closed, FixTheCall, Invalid, KindMismatch, NotFound, PenstockError
@@ -405,3 +408,47 @@ def test_a_batch_that_has_ended(store: Any) -> None:
     for act in (lambda: batch.kv("bytes"), lambda: table.put(b"k", b"v"), batch.commit):
         with pytest.raises(Invalid, match="ended"):
             act()
+
+
+def test_another_thread(store: Any) -> None:
+    """Every call works in any thread, and refuses there what it refuses here."""
+    with ThreadPoolExecutor(4) as pool:
+        assert [wrong for some in pool.map(lambda call: refused(store, call), CALLS) for wrong in some] == []
+
+
+def test_a_forked_child(store: Any) -> None:
+    """Nothing of the parent's store works there, and all of it says so at once."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        told = []
+        for call in CALLS:
+            try:
+                call.act(store, **call.right)
+                told.append(f"{call.name}: taken")
+            except Closed as error:
+                told += [] if one_line(error) and "fork" in str(error) else [f"{call.name}: {error}"]
+            except BaseException as error:
+                told.append(f"{call.name}: {error!r}")
+        os.write(writing, "\n".join(told).encode()[:60_000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() == ""
+    os.waitpid(child, 0)
+    store.kv("bytes").put(b"t", b"v", durable=True)
+    store.kv("bytes").delete(b"t", durable=True)
+
+
+def test_after_an_interrupt(store: Any) -> None:
+    """Wherever it comes in a call, what is wrong is refused afterwards, and what is right is done."""
+    table, points = store.kv("bytes"), 0
+    for _ in every_point(lambda: table.put(b"t", b"v", durable=True), step=29):
+        with pytest.raises(Invalid) as caught:
+            table.put(None, b"v")
+        assert one_line(caught.value)
+        table.put(b"t", b"w", durable=True)
+        assert table[b"t"] == b"w"
+        points += 1
+    assert points > 2
+    table.delete(b"t", durable=True)

@@ -24,8 +24,10 @@ from penstock.aio.kv import AsyncKvReader, AsyncKvTable, AsyncTextKvReader, Asyn
 from penstock.aio.queue import AsyncConsumer, AsyncQueueTable, AsyncQueueView
 from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
 from penstock.aio.store import (
+    AsyncMetrics,
     AsyncSnapshot,
     AsyncStore,
+    AsyncSubscription,
     connect,
     open,  # noqa: A004 - aio.open reads well
 )
@@ -36,12 +38,14 @@ __all__ = [
     "AsyncConsumer",
     "AsyncKvReader",
     "AsyncKvTable",
+    "AsyncMetrics",
     "AsyncQueueTable",
     "AsyncQueueView",
     "AsyncSeriesReader",
     "AsyncSeriesTable",
     "AsyncSnapshot",
     "AsyncStore",
+    "AsyncSubscription",
     "AsyncTextKvReader",
     "AsyncTextKvTable",
     "AsyncVectorReader",

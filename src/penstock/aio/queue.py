@@ -6,12 +6,14 @@ Thread: one event loop for each store.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.aio.batch import AsyncBatch
 from penstock.aio.bridge import AsyncForm, awaited, formed, iterated
+from penstock.arguments import seconds
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
 from penstock.queue.table import QueueTable, QueueView
@@ -47,15 +49,25 @@ class AsyncConsumer(AsyncForm[Consumer]):
 
     async def get(self, max: int = 100, timeout_s: float = 0.0) -> list[LeasedMessage]:  # noqa: A002 - it reads well
         """Take up to `max` messages that no other consumer of this name has; wait up to `timeout_s` for the first."""
-        clock = asyncio.get_running_loop().time
-        deadline_s = clock() + timeout_s
-        while True:
-            async with self._threads.waiting:
-                step_s = min(deadline_s - clock(), STEP_S)
-                take = partial(self._sync.get, max, step_s if step_s > 0 else 0.0)
-                messages = await self._threads.run(take, undo=self._give_back)
-            if messages or clock() >= deadline_s:
+        clock, waiting = asyncio.get_running_loop().time, self._threads.waiting
+        deadline_s = clock() + seconds(timeout_s, "timeout_s", math.inf)
+        while clock() < deadline_s:
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await waiting.acquire()  # many may wait: this one not past its deadline
+            except TimeoutError:
+                break
+            try:
+                messages = await self._take(max, min(deadline_s - clock(), STEP_S))
+            finally:
+                waiting.release()
+            if messages:
                 return messages
+        return await self._take(max, 0.0)
+
+    async def _take(self, count: int, wait_s: float) -> list[LeasedMessage]:
+        take = partial(self._sync.get, count, wait_s if wait_s > 0 else 0.0)
+        return await self._threads.run(take, undo=self._give_back)
 
     def _give_back(self, messages: list[LeasedMessage]) -> None:
         if messages:
@@ -68,7 +80,7 @@ class AsyncConsumer(AsyncForm[Consumer]):
 
     async def ack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, batch: AsyncBatch | None = None) -> None:
         """Acknowledge messages, durably; with a batch, together with what that writes."""
-        together = None if batch is None else batch.sync
+        together: Any = batch.sync if isinstance(batch, AsyncBatch) else batch  # anything else is refused there
         await self._threads.run(partial(self._sync.ack, messages, batch=together))
 
     async def position(self) -> dict[int, int]:

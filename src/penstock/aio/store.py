@@ -10,19 +10,21 @@ from pathlib import Path
 
 import penstock
 from penstock.aio.batch import AsyncBatch
-from penstock.aio.bridge import AsyncOpening, awaited, awaited_as, formed
+from penstock.aio.bridge import AsyncForm, AsyncOpening, awaited, awaited_as, formed
 from penstock.aio.kv import AsyncKvOfSnapshot, AsyncKvOfStore
 from penstock.aio.queue import AsyncQueueTable, AsyncQueueView
 from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
 from penstock.aio.vector import AsyncVectorReader, AsyncVectorTable
 from penstock.client.connection import OWNER_TIMEOUT_S
-from penstock.client.store import RemoteStore
+from penstock.client.store import RemoteMetrics, RemoteStore
+from penstock.host.metrics import Metrics
 from penstock.queue.table import QueueView
 from penstock.series.reader import SeriesReader
 from penstock.server.opening import YIELD_S
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot, Tables
+from penstock.store.views import StoreSubscription
 
 
 class AsyncSnapshot(AsyncKvOfSnapshot):
@@ -54,6 +56,37 @@ class AsyncSnapshot(AsyncKvOfSnapshot):
         await self.close()
 
 
+class AsyncSubscription(AsyncForm[StoreSubscription]):
+    """Reads the newest view of a store, and waits for newer ones.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         views = await store.subscribe()
+    ...         await store.kv("users")
+    ...         return (await views.wait_newer(timeout_s=10)).lsn > 0
+    >>> asyncio.run(main())
+    True
+    """
+
+    latest = awaited(StoreSubscription.latest)
+    wait_newer = awaited(StoreSubscription.wait_newer)
+
+
+class AsyncMetrics(AsyncForm[Metrics | RemoteMetrics]):
+    """The metrics of a store.
+
+    >>> async def main():
+    ...     async with penstock.aio.open("data/") as store:
+    ...         return "penstock_coordinator_writes_total" in await store.metrics.exposition()
+    >>> asyncio.run(main())
+    True
+    """
+
+    async def exposition(self) -> str:
+        """Return all metrics in Prometheus' text format."""
+        return await self._threads.run(self._sync.exposition)
+
+
 class AsyncStore(AsyncKvOfStore):
     """A store, opened or connected.
 
@@ -73,6 +106,13 @@ class AsyncStore(AsyncKvOfStore):
     tables = awaited(Tables.tables)
     drop = awaited(Tables.drop)
     flush = awaited(Tables.flush)
+    statistics = awaited(Tables.statistics)
+    subscribe = awaited_as(AsyncSubscription, Tables.subscribe)
+
+    @property
+    def metrics(self) -> AsyncMetrics:
+        """The metrics: `await store.metrics.exposition()`."""
+        return AsyncMetrics(self._sync.metrics, self._threads)
 
     @property
     def sync(self) -> Store | RemoteStore:

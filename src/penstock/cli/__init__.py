@@ -8,15 +8,21 @@ formatting    bytes as readable text
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
     """Run the command; a Penstock error prints one line and exits with code 1."""
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not behind nohup
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt during the imports just ends this process
     from penstock.cli.commands import app
     from penstock.errors import PenstockError
 
     try:
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         app()
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)

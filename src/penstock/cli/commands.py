@@ -17,6 +17,7 @@ from rich.table import Table
 
 import penstock
 from penstock.cli.formatting import format_value, parse_bytes
+from penstock.client.certificates import SCHEME
 from penstock.errors import Invalid, NotFound, Poisoned
 from penstock.partition.aside import Trouble
 
@@ -150,6 +151,18 @@ def _report(troubles: list[Trouble]) -> None:
 
 
 @app.command()
+def metrics(
+    store: Annotated[str, typer.Argument(help="the store's folder, or penstock://host:port")],
+    token: Annotated[str | None, typer.Option(envvar="PENSTOCK_TOKEN", help="for penstock://host:port")] = None,
+    authority: Annotated[Path | None, typer.Option(help="PEM file that signed the server's certificate")] = None,
+) -> None:
+    """Print the metrics of a store in Prometheus' text format."""
+    address = store.startswith(SCHEME)
+    with penstock.connect(store, token=token if address else None, authority=authority) as opened:
+        print(opened.metrics.exposition(), end="")
+
+
+@app.command()
 def serve(  # noqa: PLR0917 - typer reads the signature
     store: Store,
     certificate: Annotated[Path, typer.Option(help="PEM file")],
@@ -157,13 +170,15 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     tokens: Annotated[Path, typer.Option(help="file that lists tokens and their rights")],
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free port")] = 0,
+    metrics_port: Annotated[int | None, typer.Option(help="of http://127.0.0.1:PORT/metrics for Prometheus")] = None,
 ) -> None:
     """Own a store and serve it over TCP with TLS, until SIGTERM or SIGINT."""
     from penstock.host.waiting import stop_on_signals
     from penstock.server.healing import Healer
     from penstock.server.tcp import serve_tcp
 
-    with stop_on_signals() as stopping, penstock.open(store) as opened:
+    settings = penstock.StoreSettings(metrics_port=metrics_port)
+    with stop_on_signals() as stopping, penstock.open(store, settings=settings) as opened:
         bound = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
         print(f"penstock://{host}:{bound}", flush=True)
         healer = Healer(opened, opened.clock)

@@ -37,6 +37,8 @@ from penstock.partition.reference import Reference, StagedFile
 from penstock.protocol import wire
 from penstock.registry import check_altered, kind_named
 from penstock.scheduler.offers import Offer
+from penstock.store.statistics import StoreStatistics
+from penstock.store.views import StoreView
 
 T = TypeVar("T")
 COMPACT_S = 3600.0  # for a compaction, after others on its table have ended
@@ -280,6 +282,35 @@ class FlightPort(FlightReading):
     def resume(self, name: str) -> list[Trouble]:
         """Let a paused table try again; return the troubles that remain."""
         return self._connection.ask(wire.ResumeTable(name), list[Trouble])
+
+    def exposition(self) -> str:
+        """Return the owner's metrics in Prometheus' text format."""
+        return self._connection.ask(wire.ReadMetrics(), str)
+
+    def statistics(self) -> StoreStatistics:
+        """Return the owner's statistics; what this client wrote before is in them."""
+        self._flush_writes()
+        return self._connection.ask(wire.ReadStatistics(), StoreStatistics)
+
+    def view(self) -> StoreView:
+        """Return how far the owner is; what this client wrote before is in it."""
+        self._flush_writes()
+        return self._connection.ask(wire.AwaitView(0, 0.0), StoreView)
+
+    def wait_view(self, after: int, timeout_s: float) -> StoreView:
+        """Wait for a view of the owner with a higher applied epoch than `after`, or raise `WaitExpired`."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while True:
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+            wait_s = min(left_s, wire.VIEW_S_MAX)
+            try:
+                view = self._connection.ask(wire.AwaitView(after, wait_s), StoreView, wait_s=wait_s)
+                if view.applied_epoch > after:  # else it was only read: there was no time left
+                    return view
+                raise WaitExpired(f"the store had no newer view within {timeout_s} s: wait again")
+            except WaitExpired:
+                if deadline_s <= self._clock.monotonic_s():
+                    raise
 
     def time_us(self) -> int:
         return self._connection.ask(wire.ReadTime(), int)

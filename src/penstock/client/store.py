@@ -8,6 +8,7 @@ does not work in the child.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +27,9 @@ from penstock.lsm.manual_compaction import COMPACT_WAIT_S, CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo
 from penstock.registry import check_name
+from penstock.store.statistics import StoreStatistics
 from penstock.store.tables import StoreSnapshot, Tables, check_epoch
+from penstock.store.views import StoreSubscription, StoreView
 
 TIMEOUT_S_MAX = 24 * 3600.0
 
@@ -71,6 +74,19 @@ class RemoteSnapshot(StoreSnapshot):
         return self
 
 
+class RemoteMetrics:
+    """The metrics of a store that another process owns, of the tables that this client may read."""
+
+    def __init__(self, check: Callable[[], None], port: FlightPort) -> None:
+        self._check = check
+        self._port = port
+
+    def exposition(self) -> str:
+        """Return all metrics in Prometheus' text format."""
+        self._check()
+        return self._port.exposition()
+
+
 class RemoteStore(Tables):
     """A connection to a store.
 
@@ -100,6 +116,7 @@ class RemoteStore(Tables):
         self.path = locator.folder or owner.path
         self.identity = owner.identity
         self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
+        self.metrics = RemoteMetrics(self._check_usable, self._port)
         self._forget_exit = threads.at_exit(self, RemoteStore.close)
         threads.after_fork(self, RemoteStore._disable_after_fork)
 
@@ -151,6 +168,23 @@ class RemoteStore(Tables):
         """Return the acknowledged writes that cannot be read, and why; an empty list if all is well."""
         self._check_usable()
         return self._port.check()
+
+    def statistics(self) -> StoreStatistics:
+        """Return the state of the store now, of the tables that this client may read; epochs are those of the owner."""
+        self._check_usable()
+        return self._port.statistics()
+
+    def subscribe(self) -> StoreSubscription:
+        """Return a subscription to the store's LSN and its owner's epochs as they move."""
+        return StoreSubscription(self._view, self._wait_view)
+
+    def _view(self) -> StoreView:
+        self._check_usable()
+        return self._port.view()
+
+    def _wait_view(self, after: int, timeout_s: float) -> StoreView:
+        self._check_usable()
+        return self._port.wait_view(after, timeout_s)
 
     def recover(self) -> None:
         """After writes failed for lack of an owner: send them again; each happens at most once."""

@@ -313,9 +313,9 @@ class WriteCoordinator(Generic[D, F, V]):
             self._buffer.fold()
             return self._buffer.layers
 
-    def subscribe(self) -> Subscription[V]:
-        """Return a subscription to the views."""
-        return Subscription(self._read_view, self._wait_view)
+    def subscribe(self, after: Epoch | None = None) -> Subscription[V]:
+        """Return a subscription to the views, newer than `after` (None: than the current one)."""
+        return Subscription(self._read_view, self._wait_view, after)
 
     def _read_view(self) -> tuple[V, Epoch]:
         layers = self._buffer.layers
@@ -358,6 +358,7 @@ class WriteCoordinator(Generic[D, F, V]):
                 waiters=len(executor.waiters),
                 waiting_writes=len(self._admission),
                 refused_writes=self._admission.refused,
+                waited_writes=self._admission.waited,
                 flushes=dict(executor.flushes),
                 flush_failures=executor.flush_failures,
                 apply_failures=executor.apply_failures,

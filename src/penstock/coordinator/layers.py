@@ -87,10 +87,15 @@ class Layers(NamedTuple, Generic[D, V]):
 class Subscription(Generic[V_co]):
     """Reads the latest view. A subscription that is not read misses views, and costs the coordinator nothing."""
 
-    def __init__(self, read: Callable[[], tuple[V_co, Epoch]], wait: Callable[[Epoch, float], None]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], tuple[V_co, Epoch]],
+        wait: Callable[[Epoch, float], None],
+        after: Epoch | None = None,
+    ) -> None:
         self._read = read
         self._wait = wait
-        self._seen = read()[1]
+        self._seen = read()[1] if after is None else after
 
     def latest(self) -> V_co:
         """Return the current view."""

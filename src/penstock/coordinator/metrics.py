@@ -1,6 +1,6 @@
 """A coordinator's statistics as metrics.
 
-Thread: any. The statistics are read when the metrics are scraped; writes pay nothing.
+Thread: any. The statistics are read when the metrics are exported; writes pay nothing.
 """
 
 from __future__ import annotations
@@ -9,35 +9,32 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-
 from penstock.coordinator.coordinator import WriteCoordinator
-from penstock.coordinator.settings import CoordinatorStatistics, State
-from penstock.host.metrics import Metrics
+from penstock.coordinator.settings import CoordinatorStatistics, State, Trigger
+from penstock.host.metrics import MetricFamily, Metrics, MetricSamples, counter, gauge
 
-_PREFIX = "penstock_coordinator_"
+_PREFIX = "coordinator_"
 
 
 def export(coordinator: WriteCoordinator[Any, Any, Any], metrics: Metrics) -> None:
     """Export a coordinator to `metrics`, for as long as it lives."""
     reference = weakref.ref(coordinator)
 
-    def collect() -> Iterable[Metric]:
+    def collect() -> Iterable[MetricFamily]:
         alive = reference()
         return [] if alive is None else families(alive.statistics())
 
     metrics.collect_from(collect)
 
 
-def families(statistics: CoordinatorStatistics) -> list[Metric]:
-    """The metrics that say what the statistics say."""
-    flushes = CounterMetricFamily(_PREFIX + "flushes", "Flushes that succeeded, by their cause", labels=["trigger"])
-    for trigger, number in statistics.flushes.items():
-        flushes.add_metric([trigger.value], number)
+def families(statistics: CoordinatorStatistics) -> list[MetricFamily]:
+    """Return statistics as metrics."""
+    flushes: MetricSamples = {(trigger.value,): statistics.flushes.get(trigger, 0) for trigger in Trigger}
     counters = {
         "writes": ("Writes taken", statistics.writes),
         "written_bytes": ("Bytes of the writes taken", statistics.written_bytes),
         "refused_writes": ("Writes refused for want of room", statistics.refused_writes),
+        "waited_writes": ("Writes that had to wait for room", statistics.waited_writes),
         "flush_failures": ("Flushes that failed", statistics.flush_failures),
         "apply_failures": ("Applies that failed", statistics.apply_failures),
         "flush_seconds": ("Time spent in flushes that succeeded", statistics.flush_s_total),
@@ -51,7 +48,7 @@ def families(statistics: CoordinatorStatistics) -> list[Metric]:
         "failed": ("1 after a failure, until it is recovered", int(statistics.state is State.FAILED)),
     }
     return [
-        flushes,
-        *(CounterMetricFamily(_PREFIX + name, text, value=value) for name, (text, value) in counters.items()),
-        *(GaugeMetricFamily(_PREFIX + name, text, value=value) for name, (text, value) in gauges.items()),
+        counter(f"{_PREFIX}flushes", "Flushes that succeeded, by their cause", flushes, ("trigger",)),
+        *(counter(_PREFIX + name, text, value) for name, (text, value) in counters.items()),
+        *(gauge(_PREFIX + name, text, value) for name, (text, value) in gauges.items()),
     ]

@@ -86,6 +86,7 @@ class CoordinatorStatistics:
     waiters: int  # threads that wait for durable or applied
     waiting_writes: int  # threads that wait for room
     refused_writes: int
+    waited_writes: int  # that found no room at once
     flushes: Mapping[Trigger, int]  # that succeeded
     flush_failures: int
     apply_failures: int

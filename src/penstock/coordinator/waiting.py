@@ -128,6 +128,7 @@ class Admission(Generic[D, V]):
         self._settings = settings
         self._waiting: deque[WaitingWrite] = deque()
         self.refused = 0
+        self.waited = 0  # writes that had to wait, refused or not
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -142,6 +143,7 @@ class Admission(Generic[D, V]):
         if len(self._waiting) >= self._settings.waiting_writes_max:
             raise self.backpressure(f"{len(self._waiting)} writes wait for room")
         self._waiting.append(waiting)
+        self.waited += 1
 
     def leave(self, waiting: WaitingWrite) -> None:
         with suppress(ValueError):

@@ -121,7 +121,7 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
     def get(self, key: bytes, default: Any = None) -> Any:
         """Return the value of a key, or `default` if it is absent."""
         if type(key) is not bytes:
-            raise Invalid(f"a key is bytes, not {type(key).__name__}")
+            raise not_a_key(key)
         value = self._lookup(self._one or self._partition(key), key)
         if value is None:
             return default
@@ -133,7 +133,7 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
         Both are durable: the call first waits for this process's own writes to the key.
         """
         if type(key) is not bytes:
-            raise Invalid(f"a key is bytes, not {type(key).__name__}")
+            raise not_a_key(key)
         row = self._reading.lookup_row(self._one or self._partition(key), key)
         return None if row is None else KvRow(self._decode(row[0]), row[1])
 
@@ -144,7 +144,7 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
         keys, by_shard = list(keys), dict[PartitionId, list[int]]()
         for index, key in enumerate(keys):
             if type(key) is not bytes:
-                raise Invalid(f"a key is bytes, not {type(key).__name__}")
+                raise not_a_key(key)
             by_shard.setdefault(self._partition(key), []).append(index)
         results: list[Any] = [None] * len(keys)
         with ExitStack() as stack:
@@ -167,7 +167,7 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
 
     def __contains__(self, key: object) -> bool:
         if type(key) is not bytes:  # False would be correct, but hide the mistake
-            raise Invalid(f"a key is bytes, not {type(key).__name__}")
+            raise not_a_key(key)
         return self._lookup(self._partition(key), key) is not None
 
     def scan(
@@ -223,6 +223,12 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
     def to_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> pa.Table:
         """Return an Arrow table of (key, value, lsn)."""
         return pa.Table.from_batches(list(self.scan_arrow(start, end, prefix=prefix)), self.schema)
+
+
+def not_a_key(key: object) -> Invalid:
+    """Return the error for a key that is not bytes."""
+    text = ", or make the table with key='utf8' for keys of text" if isinstance(key, str) else ""
+    return Invalid(f"a key is bytes, not {type(key).__name__}: encode it{text}")
 
 
 def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
@@ -436,7 +442,7 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
 
     def _refuse(self, key: Any) -> NoReturn:
         if type(key) is not bytes:
-            raise Invalid(f"a key is bytes, not {type(key).__name__}")
+            raise not_a_key(key)
         raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
 
     def _expiry(self, ttl_s: float) -> int:

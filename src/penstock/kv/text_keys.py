@@ -30,7 +30,7 @@ Default = TypeVar("Default")
 def encode_key(key: Any) -> bytes:
     """Return the stored form of a key; `Invalid` if it is not text."""
     if not isinstance(key, str):
-        raise Invalid(f"a key of this table is text, not {type(key).__name__}")
+        raise Invalid(f"a key of this table is text (key='utf8'), not {type(key).__name__}: decode it")
     try:
         return str.encode(key)
     except UnicodeEncodeError as error:

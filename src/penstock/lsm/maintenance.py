@@ -10,6 +10,7 @@ tree is closed or dropped only while no job works on it.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,14 +31,17 @@ from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_files import TreeFiles
 from penstock.lsm.tree_jobs import METRIC_LEVEL0_RUNS, METRIC_MEMTABLE_BYTES, Merge, Stop, TreeJobs, observation
-from penstock.lsm.tree_settings import TreeSettings
+from penstock.lsm.tree_settings import TreeSettings, TreeStatistics
 from penstock.lsm.version import FileMeta, split_into_runs
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import ChunkKey, JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
-from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, Pending
+from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, MetricRecord, Pending
+from penstock.manifest.tables import METRICS
 from penstock.scheduler.runner import JobResult, run_job
 from penstock.scheduler.task import StopSignal
+
+logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 60.0
 BUSY_LOOK_S = 0.05  # between two checks whether other jobs have ended
@@ -80,6 +84,7 @@ class Maintenance:
         self._changed = threads.condition("lsm.maintenance")
         self._trees: dict[tuple[int, int], tuple[Tree, Catalog]] = {}  # guarded by _changed
         self._busy: dict[tuple[int, int], int] = {}  # guarded by _changed: number of running handlers
+        self._measured: dict[tuple[int, int], TreeStatistics] = {}  # of `measure`, by one thread at a time
 
     # -- trees
 
@@ -339,13 +344,37 @@ class Maintenance:
     # -- measuring
 
     def measure(self) -> None:
-        """Add the state of every tree to the metrics of the manifest."""
-        txn = self._manifest.begin_write()
+        """Add the state of every tree that changed since the last call to the metrics of the manifest."""
+        txn, measured = self._manifest.begin_write(), dict[tuple[int, int], TreeStatistics]()
         for tree, catalog in self.trees():
-            now = tree.statistics()
+            measured[catalog.db_id, catalog.shard] = now = tree.statistics()
+            if now == self._measured.get((catalog.db_id, catalog.shard)):
+                continue
             txn.merge_metric(MetricKey(catalog.db_id, METRIC_MEMTABLE_BYTES), observation(now.memtable_bytes))
             txn.merge_metric(MetricKey(catalog.db_id, METRIC_LEVEL0_RUNS), observation(now.level0_runs))
+            logger.info(
+                "LSM metrics: table=%d shard=%d active_memtable_size=%d frozen_memtables=%d flush_pending=%s "
+                "compaction_running=%d level_counts=%s",
+                catalog.db_id,
+                catalog.shard,
+                now.active_memtable_bytes,
+                now.frozen_memtables,
+                now.flush_pending,
+                self.compactions_running(catalog),
+                list(now.level_files),
+            )
+        if txn.is_empty:
+            return
         txn.commit()
+        self._measured = measured
+
+    def metrics(self) -> dict[MetricKey, MetricRecord]:
+        """Return all that the manifest counted."""
+        return self._manifest.read(lambda view: dict(METRICS.scan(view)))
+
+    def compactions_running(self, catalog: Catalog) -> int:
+        """Return the number of compactions of a tree that run."""
+        return self._work.compacting.get((catalog.db_id, catalog.shard), 0)
 
 
 def _why(job: JobRecord | None) -> str:

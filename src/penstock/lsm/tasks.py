@@ -9,14 +9,10 @@ Thread: the scheduler's workers.
 from __future__ import annotations
 
 import itertools
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-
-from penstock.host.metrics import Metrics
 from penstock.lsm.collection import Collector
 from penstock.lsm.index import Summary
 from penstock.lsm.maintenance import Maintenance
@@ -93,34 +89,3 @@ def merge_work(arguments: dict[str, Any], stop: StopSignal) -> list[dict[str, An
     if stop.is_set():
         raise WorkCancelled("the merge was asked to stop before it began")
     return [asdict(summary) for summary in merge(plan, stop=stop.is_set)]
-
-
-def export(maintenance: Maintenance, metrics: Metrics) -> None:
-    """Export the trees of a maintenance to `metrics`, for as long as it lives."""
-    reference = weakref.ref(maintenance)
-
-    def collect() -> Iterable[Metric]:
-        alive = reference()
-        return [] if alive is None else _families(alive)
-
-    metrics.collect_from(collect)
-
-
-def _families(maintenance: Maintenance) -> list[Metric]:
-    tree_labels = ["table", "shard"]
-    memtable = GaugeMetricFamily("penstock_lsm_memtable_bytes", "Rows that are not in files", labels=tree_labels)
-    frozen = GaugeMetricFamily("penstock_lsm_frozen_memtables", "Memtables that wait for a flush", labels=tree_labels)
-    stall = GaugeMetricFamily("penstock_lsm_stall", "0 none, 1 writers slow down, 2 writers stop", labels=tree_labels)
-    snapshots = GaugeMetricFamily("penstock_lsm_snapshots", "Snapshots that are held", labels=tree_labels)
-    files = GaugeMetricFamily("penstock_lsm_files", "Sstables", labels=[*tree_labels, "level"])
-    size = GaugeMetricFamily("penstock_lsm_bytes", "Bytes of sstables", labels=[*tree_labels, "level"])
-    for tree, catalog in maintenance.trees():
-        now, labels = tree.statistics(), [str(catalog.db_id), str(catalog.shard)]
-        memtable.add_metric(labels, now.memtable_bytes)
-        frozen.add_metric(labels, now.frozen_memtables)
-        stall.add_metric(labels, now.stall.value)
-        snapshots.add_metric(labels, now.snapshots)
-        for level, count in enumerate(now.level_files):
-            files.add_metric([*labels, str(level)], count)
-            size.add_metric([*labels, str(level)], now.level_bytes[level])
-    return [memtable, frozen, stall, snapshots, files, size]

@@ -11,11 +11,13 @@ if it is unknown whether a commit happened, the tree is not flushed again before
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from penstock.errors import Backpressure, CommitFailed, OutcomeUnknown, PenstockError, Poisoned
 from penstock.host import memory
 from penstock.host.clock import Clock
+from penstock.host.metrics import bucket_counts
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.compaction import Compaction
 from penstock.lsm.index import Summary
@@ -28,6 +30,8 @@ from penstock.manifest.keys import MetricKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp, MergeMetric
 from penstock.manifest.records import Completed, MetricDelta
+
+logger = logging.getLogger(__name__)
 
 OUTCOME_ATTEMPTS = 10  # to find out whether a commit happened
 
@@ -59,6 +63,7 @@ class TreeJobs:
         plain = files.sealing.plain
         self._merge: Merge = self._merge_here if merge_files is None or not plain else merge_files
         self._offers = offers if plain else None
+        self.compacting: dict[tuple[int, int], int] = {}  # compactions that run, by table and shard
 
     def reserve(self, count: int) -> list[int]:
         """Reserve chunk ids for new files."""
@@ -91,6 +96,15 @@ class TreeJobs:
             raise
         tree.end_flush(frozen, files, rows.time_us)
         tree.use.withdraw(ids)
+        logger.info(
+            "Flushed memtable to SSTable: table=%d shard=%d chunks=%s rows=%d bytes=%d lsn=%d",
+            catalog.db_id,
+            catalog.shard,
+            [summary.chunk_id for summary in summaries],
+            sum(summary.rows for summary in summaries),
+            sum(summary.file_bytes for summary in summaries),
+            stored[0],
+        )
         del work, rows, frozen
         memory.release_free_memory()
         return True
@@ -100,6 +114,15 @@ class TreeJobs:
         compaction = tree.pick(everything=everything)
         if compaction is None:
             return False
+        key = (catalog.db_id, catalog.shard)
+        self.compacting[key] = 1
+        try:
+            self._compact(compaction, tree, catalog, lease, stop)
+        finally:
+            self.compacting.pop(key, None)
+        return True
+
+    def _compact(self, compaction: Compaction, tree: Tree, catalog: Catalog, lease: Lease, stop: Stop) -> None:
         began_s = self._clock.monotonic_s()
         inputs = [file.meta for file in compaction.inputs]
         ids = self.reserve(outputs_max(sum(meta.rows for meta in inputs), sum(meta.size_bytes for meta in inputs)))
@@ -137,7 +160,15 @@ class TreeJobs:
             raise
         tree.end_compaction(compaction, files)
         tree.use.withdraw(announced)
-        return True
+        logger.info(
+            "Compaction completed: table=%d shard=%d source_levels=%s target_level=%d input_tables=%d output_tables=%d",
+            catalog.db_id,
+            catalog.shard,
+            sorted({meta.level for meta in inputs}),
+            compaction.target,
+            len(inputs),
+            len(files),
+        )
 
     def _outputs_of(self, compaction: Compaction, plan: MergePlan, reserve: Reserve, stop: Stop) -> Sequence[Summary]:
         """Merge on a driver, or here. An abandoned driver has its own ids, so it may keep writing."""
@@ -175,10 +206,10 @@ class TreeJobs:
         size = float(sum(summary.file_bytes for summary in summaries))
         return [
             MergeMetric(MetricKey(catalog.db_id, size_kind), observation(size)),
-            MergeMetric(MetricKey(catalog.db_id, time_kind), observation(took_us)),
+            MergeMetric(MetricKey(catalog.db_id, time_kind), observation(took_us, bucket_counts(took_us / 1e6))),
         ]
 
 
-def observation(value: float) -> MetricDelta:
-    """Return one value in the form of the manifest's metrics."""
-    return MetricDelta(sum=value, count=1, min=value, max=value)
+def observation(value: float, counts: tuple[int, ...] = ()) -> MetricDelta:
+    """Return one value in the form of the manifest's metrics, with its bucket in a histogram if it has one."""
+    return MetricDelta(sum=value, count=1, min=value, max=value, bucket_counts=counts)

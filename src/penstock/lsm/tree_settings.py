@@ -45,7 +45,9 @@ class TreeStatistics:
     lsn: int
     stored: int
     memtable_bytes: int
+    active_memtable_bytes: int
     frozen_memtables: int
+    flush_pending: bool  # frozen memtables wait for a flush, or are being flushed
     level_files: tuple[int, ...]
     level_bytes: tuple[int, ...]
     level0_runs: int

@@ -133,6 +133,10 @@ class ManifestTxn:
     def bump_generation(self, component: int, increment: int = 1) -> None:
         self._add(BumpGeneration(component, increment))
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._operations
+
     def extend(self, operations: Iterable[ManifestOp]) -> None:
         """Add operations."""
         for operation in operations:

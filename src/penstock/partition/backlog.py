@@ -62,6 +62,7 @@ class Partition:
         self.backlog: deque[Entry] = deque()  # durable and not applied; empty in a healthy partition
         self.highest = machine.applied
         self.failures = 0  # consecutive
+        self.failures_total = 0  # applies that failed since the partition was opened
         self.out_of_space = False  # the cause of the last failure
         self.retry_at_s = 0.0
         self.error: Exception | None = None  # of the last failure
@@ -186,6 +187,7 @@ class Backlogs:
         return entry
 
     def _failed(self, partition: Partition, error: Exception) -> None:
+        partition.failures_total += 1
         if partition.failures + 1 >= self._settings.attempts_max and self._set_aside(partition, error):
             partition.failures = 0
             return

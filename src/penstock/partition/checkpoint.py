@@ -87,6 +87,7 @@ class Checkpoint:
         self._store_ledger = store_ledger
         self._settings = settings or CheckpointSettings()
         self._lock = threads.lock("partition.checkpoint")
+        self.runs = self.spilled = self.segments_dropped = 0  # since the opening; changed under _lock
 
     def run(self, *, everything: bool = False) -> CheckpointReport:
         """Delete unneeded segments; `everything`: first spill partitions that need any but the newest segment."""
@@ -102,6 +103,12 @@ class Checkpoint:
                 self._extent.release(needed)  # before the deletion: a journal that begins later has lost records
             first = self._consensus.truncate(needed)
             dropped = len(starts) - len(self._consensus.segment_starts())
+            self.runs, self.spilled = self.runs + 1, self.spilled + spilled
+            self.segments_dropped += dropped
+            if spilled or dropped:
+                logger.info(
+                    "Checkpoint completed: spilled=%d segments_dropped=%d needed_from=%d", spilled, dropped, needed
+                )
             if dropped:
                 self._forget_verdicts(first)
             return CheckpointReport(spilled, dropped, needed)

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import (
+    Backpressure,
     Closed,
     FixTheCall,
     NotFound,
@@ -78,6 +79,7 @@ class Dispatcher:
         self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
         self.known = self._partitions.get  # an open partition, or None; called for every write
         self._closed = False  # guarded by turn
+        self.refusals = {"paused": 0, "partition": 0, "store": 0}  # writes refused, by the limit that they met
         # Guarded by turn: entries of partitions that could not be opened, because file descriptors ran out or because
         # this version cannot read the tables' options. They are few: writes to such a partition are refused.
         self._unopened: dict[PartitionId, list[Entry]] = {}
@@ -147,15 +149,28 @@ class Dispatcher:
         with self.turn:
             return list(self._partitions.values())
 
+    def opened(self) -> list[Partition]:
+        """Return the open partitions without the turn: statistics are read while a partition hangs, too."""
+        return list(self._partitions.values())
+
+    def unopened_floor(self) -> int:
+        """Return the LSN up to which all is applied to partitions that could not be opened; also without the turn."""
+        return min([self.published, *(waiting[0].lsn - 1 for waiting in list(self._unopened.values()))])
+
     # -- admission
 
     def admit(self, partition: Partition) -> None:
         """Raise, before anything is written, if the partition is paused or too many entries wait to be applied."""
         if partition.refusal is not None:
+            self.refusals["paused" if isinstance(partition.refusal, PartitionPaused) else "partition"] += 1
             raise partition.refusal
         if self.backlogs.behind:
             with self.turn:
-                self.backlogs.check_room()
+                try:
+                    self.backlogs.check_room()
+                except Backpressure:
+                    self.refusals["store"] += 1
+                    raise
 
     # -- dispatching
 

@@ -4,23 +4,26 @@ A bulk load stages files under reserved ids, in the folder of their shard, and p
 owner checks both, syncs the files, and only then proposes a record that refers to them. A staged file has a row in the
 manifest with a time after which it may be purged; adoption turns that row into a listed file.
 
-Thread: any; `_lock` guards `_named` and `_purging`.
+Thread: any; `_lock` guards `_named`, `_claimed`, `_writing` and `_purging`.
 Invariants: (1) a journal record names only files that are whole, synced and listed as staged. (2) a staged file is
 purged only when its row is still staged, its lease is over, and no record, spill or running commit names it. Recovery
-names the files of the journal's records; a shard that is opened, those of its spill.
+names the files of the journal's records; a shard that is opened, those of its spill. (3) the rows of a staged file are
+written once: a queue deletes the file when it has stored them, and a second record would name a file that is gone. (4)
+a file that a commit names is not written to any more.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from penstock.arguments import seconds, whole
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import Backpressure, CorruptionError, Invalid, OutcomeUnknown, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_operations import make_dirs, remove_file
@@ -150,6 +153,10 @@ class Staging:
         # Guarded by _lock: by id, how many records and running commits name a file. Two commits may name one file, and
         # the one that is refused must not end the protection of the other.
         self._named: Counter[int] = Counter()
+        # Guarded by _lock: by id, the condition (token and the ledger's) under which a group writes the rows of a file.
+        # A group with the same condition is a repetition, which the ledger finds; b"" has none.
+        self._claimed: dict[int, bytes] = {}
+        self._writing: set[int] = set()  # guarded by _lock: ids whose files are being written
         self._purging: set[int] = set()  # guarded by _lock: ids that are being deleted
 
     def reserve(self, table: int, folder: str, suffix: str, count: int, lease_s: float) -> list[StagedFile]:
@@ -169,12 +176,29 @@ class Staging:
         return staged
 
     def write(self, table: int, chunk_id: int, file_name: str, offset: int, data: bytes) -> None:
-        """Write bytes of a staged file before its commit; `Invalid` if it is not staged or the bytes leave a gap."""
+        """Write bytes of a staged file before its commit; `Invalid` if it is not staged or the bytes leave a gap.
+
+        One at a time: a write that hangs while its client sends the file again must not delete what was committed
+        meanwhile. `Backpressure` for the others.
+        """
         row = self._manifest.get_chunk(ChunkKey(table, chunk_id))
         with self._lock:
-            named = chunk_id in self._named
-        if row is None or not row.staged or named or file_name not in files_of(row.file_name):
-            raise Invalid(f"{file_name} is not staged (any more): stage and build it again")
+            if row is None or not row.staged or chunk_id in self._named or file_name not in files_of(row.file_name):
+                raise Invalid(f"{file_name} is not staged (any more): stage and build it again")
+            self._check_written([chunk_id])
+            self._writing.add(chunk_id)
+        try:
+            self._write(file_name, offset, data)
+        finally:
+            with self._lock:
+                self._writing.discard(chunk_id)
+
+    def _check_written(self, chunk_ids: Iterable[int]) -> None:
+        """Raise `Backpressure` while a file is being written. Requires: the caller holds _lock."""
+        if not self._writing.isdisjoint(chunk_ids):
+            raise Backpressure("another request is still writing a file of this load: try again later")
+
+    def _write(self, file_name: str, offset: int, data: bytes) -> None:
         path = f"{self.root}/{file_name}"
         if offset == 0 and self.fs.exists(path):
             self.fs.unlink(path)  # it is being sent again
@@ -189,7 +213,9 @@ class Staging:
     def accept(self, table: int, files: Sequence[StagedFile]) -> Reference:
         """Check files and sync them, before a record names them; `Invalid` if one differs from its size and hash."""
         files = plain_files(files)
-        self.name(file.chunk_id for file in files)  # before the check: they must not be purged meanwhile
+        with self._lock:  # before the check: they must not be written or purged meanwhile
+            self._check_written(file.chunk_id for file in files)
+            self._named.update(file.chunk_id for file in files)
         try:
             for file in files:
                 row = self._manifest.get_chunk(ChunkKey(table, file.chunk_id))
@@ -219,21 +245,48 @@ class Staging:
                 file.close()
         self.fs.fsync_dir(f"{self.root}/{file_name.rsplit('/', 1)[0]}")
 
-    def name(self, chunk_ids: Iterable[int]) -> None:
-        """Protect files that a record or a running commit names from the purge."""
-        with self._lock:
-            self._named.update(chunk_ids)
-
     def release(self, chunk_ids: Iterable[int]) -> None:
         """End the protection of files that no commit names any more."""
         with self._lock:
             self._named -= Counter(chunk_ids)  # drops what nothing names any more
 
+    @contextmanager
+    def claimed(self, chunk_ids: Sequence[int], condition: bytes) -> Iterator[None]:
+        """Let the group that the block submits write the rows of files; `Invalid` if another group did, or may have.
+
+        If the group is refused, the files are free again.
+        """
+        with self._lock:
+            for chunk_id in chunk_ids:
+                if chunk_id in self._claimed and (not condition or self._claimed[chunk_id] != condition):
+                    raise Invalid(
+                        "these rows were committed before, or an earlier commit of them may still happen: prepare them "
+                        "again, or give batches that may be repeated a token"
+                    )
+            new = [chunk_id for chunk_id in chunk_ids if chunk_id not in self._claimed]
+            self._claimed.update(dict.fromkeys(new, condition))
+        try:
+            yield
+        except OutcomeUnknown:
+            raise
+        except PenstockError:
+            self.unclaim(new)
+            raise
+
+    def unclaim(self, chunk_ids: Iterable[int]) -> None:
+        """Let another group write the rows of files, because the one that claimed them never will."""
+        with self._lock:
+            for chunk_id in chunk_ids:
+                self._claimed.pop(chunk_id, None)
+
     def name_all(self, sections: Iterable[Section]) -> None:
         """Protect the files that sections of a replayed or spilled record refer to, whatever its verdict."""
         for section in sections:
             if section.header.form == REFERENCE:
-                self.name(file.chunk_id for file in decode_reference(section.payload).files)
+                chunk_ids = [file.chunk_id for file in decode_reference(section.payload).files]
+                with self._lock:
+                    self._named.update(chunk_ids)
+                    self._claimed.update(dict.fromkeys(chunk_ids, b""))
 
     def purge(self, tables: Iterable[int]) -> int:
         """Delete staged files whose lease is over and that nothing names; return their number."""

@@ -50,7 +50,8 @@ BATCH_MESSAGES_MAX = 1 << 24  # in one call
 # would make the whole queue unreadable for them.
 TIME_US_FIRST, TIME_US_END = TIME_US_MIN, TIME_US_MAX
 _FEW = 16  # messages
-_COLUMNS = ("payload", "key", "time", "headers")  # of messages that a user gives as a table
+COLUMNS = ("payload", "key", "timestamp", "headers")  # of messages that a user gives as a table
+IGNORED = ("shard", "sequence")  # which messages that were read have, too
 _PADDING = tuple(bytes(n) for n in range(8))
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -115,15 +116,16 @@ class Messages:
 
     @classmethod
     def from_arrow(cls, data: Any) -> Messages:
-        """Build a batch from an Arrow array of payloads, or a table of `payload`, perhaps `key`, `time`, `headers`."""
+        """Build a batch from an Arrow array of payloads, or from a table of messages (`COLUMNS`).
+
+        A column `time` is a column `timestamp`, and `shard` and `sequence` are ignored: what was read can be put.
+        """
         if isinstance(data, (pa.Array, pa.ChunkedArray)):
             return cls(_binary(data))
-        names = data.schema.names
-        if "payload" not in names or set(names) - set(_COLUMNS) or len(set(names)) < len(names):
-            raise Invalid(f"a table of messages has columns payload, key, time and headers, not {sorted(names)}")
+        names = check_columns(data.schema.names, COLUMNS)
         times = None
-        if "time" in names:
-            column = data.column("time").cast(TIME)
+        if (name := time_name(names)) is not None:
+            column = data.column(name).cast(TIME)
             if column.null_count:
                 raise Invalid("a message's time is null: leave the column out to take the record's time")
             times = _whole(column).view(pa.int64()).to_numpy()
@@ -202,6 +204,20 @@ class Messages:
             _add_column(parts, values)
         parts[0] = PREFIX.pack(lsn, time_us, len(self), flags, 0)
         return b"".join(parts)
+
+
+def check_columns(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the names of the columns that count; `Invalid` if messages have others, or one twice."""
+    used = [name for name in names if name not in IGNORED]
+    twice = len({"timestamp" if name == "time" else name for name in used}) < len(used)
+    if "payload" not in used or set(used) - {*known, "time"} or twice:
+        raise Invalid(f"messages have the columns payload, and perhaps {', '.join(known[1:])}, not {', '.join(names)}")
+    return used
+
+
+def time_name(names: Sequence[str]) -> str | None:
+    """Return the name of the column with the times of messages."""
+    return next((name for name in ("timestamp", "time") if name in names), None)
 
 
 def encode_payloads(payloads: Sequence[bytes], *, lsn: int, time_us: int) -> bytes:

@@ -25,7 +25,7 @@ from penstock.partition.reference import StagedFile, sealed
 from penstock.queue import section
 from penstock.queue.arrow_files import validated_batches
 from penstock.queue.headers import HEADERS, check_column, from_arrow
-from penstock.queue.messages import Messages, decode_batch
+from penstock.queue.messages import COLUMNS, Messages, check_columns, decode_batch, time_name
 from penstock.queue.options import has_headers
 
 STAGED_SCHEMA = pa.schema(
@@ -50,29 +50,23 @@ def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
 
 INLINE_BYTES_MAX = 1 << 20  # of messages that are sent as sections
 FILE_BYTES = 32 << 20  # of one staged file: it is read whole when it is applied
-_NOT_ROWS = ("shard", "sequence")  # columns of a queue that are ignored in a load
 
 
 def load_schema(input_schema: Any, options: bytes) -> Any:
     """Return the schema that messages are cast to; `Invalid` if their columns do not fit a queue with these options."""
-    names = [name for name in input_schema.names if name not in _NOT_ROWS]
-    known = ["payload", "key", "timestamp"] + ["headers"] * has_headers(options)
-    if "payload" not in names or set(names) - set(known) or len(set(names)) != len(names):
-        raise Invalid(
-            f"these messages have the columns payload, and perhaps {', '.join(known[1:])}, not {', '.join(names)}"
-        )
-    fields = []
+    names = check_columns(input_schema.names, COLUMNS if has_headers(options) else COLUMNS[:-1])
+    time, fields = time_name(names), []
     for name in names:
         actual = input_schema.field(name).type
         if name == "headers":
             fields.append(pa.field(name, actual))  # checked by its content
             continue
         text = pa.types.is_string(actual) or pa.types.is_large_string(actual) or pa.types.is_string_view(actual)
-        if name == "timestamp" and not pa.types.is_timestamp(actual):
-            raise Invalid(f"column timestamp is {actual}, and must be a timestamp")
-        if name != "timestamp" and not (text or is_binary(actual) or pa.types.is_null(actual)):
+        if name == time and not (pa.types.is_timestamp(actual) or pa.types.is_int64(actual)):
+            raise Invalid(f"column {name} is {actual}: give a timestamp, or int64 microseconds since 1970")
+        if name != time and not (text or is_binary(actual) or pa.types.is_null(actual)):
             raise Invalid(f"column {name} is {actual}, but messages hold binary: cast or encode it first")
-        kind = STAGED_SCHEMA.field("time").type if name == "timestamp" else pa.binary()
+        kind = STAGED_SCHEMA.field("time").type if name == time else pa.binary()
         fields.append(pa.field(name, kind, nullable=name != "payload"))
     return pa.schema(fields)
 
@@ -142,7 +136,8 @@ class MessageLoader:
             if longest > bytes_max:
                 raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
         now = pa.scalar(self._now_us, STAGED_SCHEMA.field("time").type)
-        time = pc.fill_null(batch.column("timestamp"), now) if "timestamp" in names else pa.repeat(now, count)
+        times = time_name(names)
+        time = pa.repeat(now, count) if times is None else pc.fill_null(batch.column(times), now)
         headers = from_arrow(batch.column("headers")) if "headers" in names else None
         if headers is not None:
             check_column(headers)

@@ -250,7 +250,7 @@ class QueueTable(QueueView, WritableTable):
         token: tuple[str, int] | None = None,
         durable: bool | None = None,
     ) -> Epoch:
-        """Add payloads (with `keys` and `headers`), or an Arrow array or table of payload, key, time and headers.
+        """Add payloads (with `keys` and `headers`), or an Arrow array or table of payload, key, timestamp and headers.
 
         Messages without keys all go to one shard, in order. In a queue of several shards there is one write for each
         shard; with a token all messages are one group, added at most once, durably.
@@ -476,7 +476,7 @@ def _columns(messages: Any, keys: Sequence[bytes | None] | None, headers: list[A
         try:
             return Messages.from_arrow(messages)
         except (pa.ArrowException, TypeError) as error:
-            raise Invalid(f"payload and key are binary, time is a timestamp, headers a map ({error})") from None
+            raise Invalid(f"payload and key are binary, timestamp is a timestamp, headers a map ({error})") from None
     if isinstance(messages, (bytes, str)) or not isinstance(messages, Iterable):
         raise Invalid(f"put_many takes many payloads or an Arrow table, not {type(messages).__name__}")
     return Messages.of(list(messages), keys, headers=headers)

@@ -142,6 +142,8 @@ class Scheduler:
             for worker in workers:
                 worker.join(1.0)  # it has nothing left to do
         report = ShutdownReport(running=running, dropped=dropped)
+        if workers:
+            _log.info("Scheduler shut down: still running=%s spawned functions dropped=%d", list(running), dropped)
         if not report.clean:
             _log.warning("shut down with %s still running and %d functions not run", running or "none", dropped)
         return report

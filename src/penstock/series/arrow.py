@@ -34,6 +34,7 @@ from penstock.series.labels import (
     U32,
     U64,
     VALUE_BYTES_MAX,
+    Labels,
     LabelTable,
     check_labels,
     check_name,
@@ -89,6 +90,8 @@ class LabelColumns:
 
     def arrays(self, rows: npt.NDArray[np.intp], counts: npt.NDArray[np.intp] | None = None) -> tuple[Any, Any]:
         """Return the metrics and the label maps of some series, each as often as `counts` says (None: once)."""
+        if len(rows) == 1 and counts is not None:
+            return _repeated(decode_labels(self._labels[rows[0]]), int(counts[0]))
         metrics: list[str] = []
         names: list[str] = []
         values: list[str] = []
@@ -109,6 +112,16 @@ class LabelColumns:
             metric, name, value = metric.take(pa.array(series)), name.take(places), value.take(places)
             offsets = repeated.astype(np.int32)
         return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
+
+
+def _repeated(labels: Labels, count: int) -> tuple[Any, Any]:
+    """Return metric and label map of one series, `count` times: a select of one series is often short."""
+    pairs = [pair for pair in labels if pair[0] != METRIC]
+    metric = pa.repeat(pa.scalar(dict(labels).get(METRIC, ""), pa.string()), count)
+    places = pa.array(np.tile(np.arange(len(pairs)), count))
+    name, value = (pa.array([pair[part] for pair in pairs], pa.string()).take(places) for part in (0, 1))
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(pairs))
+    return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
 
 
 def sample_batches(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.arguments import in_short, microseconds
+from penstock.arguments import in_short, microseconds, warn_of_unit
 from penstock.errors import Invalid
 from penstock.series.arrow import time_column, value_column
 from penstock.series.labels import U64
@@ -70,4 +70,8 @@ def times_us(times: Any) -> I64:
         raise Invalid(f"times are an array of microseconds since 1970, or of datetimes, not {in_short(times)}")
     if column.dtype.kind == "u" and len(column) and int(column.max()) >= TIME_MAX:
         raise Invalid(f"the time {int(column.max())} is outside the years 1 to 9999: times are microseconds since 1970")
-    return moments_us(column) if column.dtype.kind == "M" else np.array(column, np.int64)
+    if column.dtype.kind == "M":
+        return moments_us(column)
+    if len(column):
+        warn_of_unit(int(column[0]), "a time")
+    return np.array(column, np.int64)

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
+from penstock.host.metrics import Keep, MetricFamily, MetricSamples, counter
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute
 from penstock.host.randomness import Random
@@ -34,6 +35,7 @@ from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_bat
 from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
+from penstock.server.statistics_requests import StatisticsRequests
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
 from penstock.store.applied import AppliedReading
@@ -118,12 +120,20 @@ class Gateway:
             wire.CloseScan: lambda request, work: self._scans.close(request.scan, work.rights.client),
             wire.ReceivedWrite: self._taker.take,
             **OfferRequests(store.offers, store.files, store.path).answers,
+            **StatisticsRequests(store, self.fault).answers,
         }
-        requests = store.metrics.counter("requests_total", "Requests of other processes, by name", ["request"])
-        self._counters = {
-            kind: requests.labels(kind.__name__.removeprefix("Received"))
-            for kind in (*self._answers, *get_args(wire.Reading))
-        }
+        self._counting = threads.lock("server.requests")
+        self._requests = dict.fromkeys((*self._answers, *get_args(wire.Reading)), 0)  # guarded by _counting
+        store.metrics.collect_from(self._metrics)
+
+    def _metrics(self) -> list[MetricFamily]:
+        counts: MetricSamples = {(kind.__name__.removeprefix("Received"),): n for kind, n in self._requests.items()}
+        text = "Requests of other processes, by name"
+        return [counter("requests", text, counts, ("request",), keep=Keep.WITH_OTHERS)]  # reads cause no commit
+
+    def _count(self, kind: type) -> None:
+        with self._counting:
+            self._requests[kind] += 1
 
     # -- requests
 
@@ -137,7 +147,7 @@ class Gateway:
         with ExitStack() as stack:
             work = stack.enter_context(self._at_work(rights, len(data)))
             request = wire.unpack_request(data)
-            self._counters[type(request)].inc()
+            self._count(type(request))
             activity, binds = self._activity_of(request, rights)
             work.begin(activity, binds=binds)
             answer = wire.pack(self._answers[type(request)](request, work))
@@ -150,6 +160,8 @@ class Gateway:
 
     def _activity_of(self, request: wire.Request, rights: Rights) -> tuple[str, bool]:
         """Return which budget a request counts against, and whether the owner must not yield before its answer."""
+        if isinstance(request, wire.AwaitView):
+            return WAITING, False
         if not isinstance(request, wire.CallService):
             return WRITING if isinstance(request, _WRITES) else READING, isinstance(request, _BINDS)
         info = self._port.table_by_id(request.table)
@@ -341,7 +353,7 @@ class Gateway:
         with ExitStack() as stack:
             work = stack.enter_context(self._at_work(rights, len(data)))
             reading = wire.unpack_reading(data)
-            self._counters[type(reading)].inc()
+            self._count(type(reading))
             work.begin(READING, binds=not isinstance(reading, wire.More))
             if not isinstance(reading, wire.More):
                 self._begin(reading, rights)

@@ -70,7 +70,9 @@ def open(  # noqa: A001 - penstock.open reads well
             raise StoreLocked(f"{name} is open in {owner}, or close it first") from None
     opener = partial(open_store, name, settings=settings, clock=clock, random=random, engine=engine)
     if not settings.serve or not settings.background or not is_real:
-        return opener(fs=fs)
+        if settings.metrics_port is None:
+            return opener(fs=fs)
+        return threads.run_uninterrupted(lambda: _with_endpoint(opener(fs=fs)), undo=Store.close)
     files = fs if isinstance(fs, OsFileSystem) else OsFileSystem()
     return threads.run_uninterrupted(
         lambda: _open_and_serve(name, files, opener, clock=clock, random=random, timeout_s=timeout_s), undo=Store.close
@@ -96,9 +98,22 @@ def _open_and_serve(
             except BaseException:
                 store.close()
                 raise
-            return store
+            return _with_endpoint(store)
     finally:
         opening.release()
+
+
+def _with_endpoint(store: Store) -> Store:
+    """Return the store with the endpoint for its metrics that its settings want, or close it."""
+    if store.settings.metrics_port is not None:
+        from penstock.server.metrics_endpoint import MetricsEndpoint
+
+        try:
+            MetricsEndpoint(store, store.settings.metrics_host, store.settings.metrics_port)
+        except BaseException:
+            store.close()
+            raise
+    return store
 
 
 def _ask_to_yield(path: str, locked: StoreLocked, clock: Clock, deadline_s: float) -> None:

@@ -101,6 +101,9 @@ class GroupTaker:
                     break
         if last:
             self._port.wait_applied(last)
+        for outcome in outcomes:
+            if isinstance(outcome, PendingGroup):
+                self._port.free_refused(outcome)
         if any(isinstance(outcome, PenstockError) for outcome in outcomes):
             self._end_earlier_sendings(checked)
         pairs = zip(checked, outcomes, strict=False)

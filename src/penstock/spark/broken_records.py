@@ -22,12 +22,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
-from penstock.errors import FixTheCall, PositionConflict, StreamFailed
+from penstock.errors import FixTheCall, PenstockError, PositionConflict, StreamFailed
 from penstock.host.clock import SystemClock
 from penstock.kinds import StreamColumns
 from penstock.spark.committing import check_nulls, check_rows, within
-from penstock.spark.dead_letters import is_transient, raised_in_task, reason_of, split_off
+from penstock.spark.dead_letters import ERRORS, is_transient, raised_in_task, reason_of, split_off
 from penstock.spark.isolation import Failures, NotSearchableError, RowPosition, find_failures
 from penstock.spark.offset_log import Offsets, distance
 from penstock.spark.soft_functions import reporting
@@ -133,9 +134,11 @@ class BrokenRecords:
             self._steps.check_stop()
             logger.info("the records cannot be evaluated apart: %s", reason_of(str(error)))
             return None
-        for text in failures.values():
-            if is_transient(text):
-                raise raised_in_task(text) or NotSearchableError(text)
+        doubtful = {position: text for position, text in failures.items() if is_transient(text)}
+        if doubtful:
+            _, rows = split_off(good, self._columns, doubtful)
+            for position in doubtful.keys() - self._quoting(rows):
+                raise raised_in_task(doubtful[position]) or NotSearchableError(doubtful[position])
         return reasons | {position: reason_of(text) for position, text in failures.items()}
 
     def _write_without(
@@ -155,10 +158,20 @@ class BrokenRecords:
         except PositionConflict:
             raise
         except Exception as error:
-            if is_transient(error):
+            if is_transient(error) and (isinstance(error, PenstockError) or not self._quoting(frame, 1)):
                 raise
             return error
         return None
+
+    def _quoting(self, frame: DataFrame, limit: int | None = None) -> set[RowPosition]:
+        """Return the messages that have the name of an error of Penstock's in them, as lines of a log may.
+
+        Spark's text of an error may quote them: it does not say then that Penstock raised it.
+        """
+        quoting = frame.where(F.col(self._columns.payload).cast("string").contains(ERRORS))
+        quoting = quoting.select(self._columns.shard, self._columns.sequence)
+        rows = (quoting if limit is None else quoting.limit(limit)).collect()
+        return {RowPosition(*row) for row in rows}
 
     def _find_failures(self, frame: DataFrame, look_for: SearchFor) -> Failures:
         def plans_of(chosen: DataFrame) -> list[DataFrame]:

@@ -28,7 +28,8 @@ from penstock.spark.table_ref import PlannedTable
 
 REASON = "reason"
 REASON_CHARACTERS = 500
-_RAISED = re.compile(r"penstock\.errors\.(\w+)(?:: (.*))?")  # as tracebacks print it
+ERRORS = "penstock.errors."  # before the name of an error, as tracebacks print it
+_RAISED = re.compile(rf"{re.escape(ERRORS)}(\w+)(?:: (.*))?")
 _TRACEBACK = "Traceback (most recent call last):"
 _CONDITION = re.compile(r"(?:^|\n|Exception: )(\[[A-Z][A-Z0-9_.]+\] )")  # Spark's name of an error
 _SHARED = re.compile(r"CONCURRENT_(QUERY|STREAM_LOG_UPDATE)")  # two queries with one checkpoint

@@ -11,16 +11,18 @@ import tempfile
 import threading
 from typing import Any
 
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
 
-from penstock.arguments import seconds, whole
-from penstock.errors import NotFound
+from penstock.arguments import in_short, seconds, whole
+from penstock.errors import Invalid, NotFound
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import Retries, stop_on_signals
 from penstock.spark.batch_runner import BatchRunner, Route, StreamProgress
 from penstock.spark.format import register
 from penstock.spark.offset_log import OffsetLog, distance
 from penstock.spark.reading import whole_number
+from penstock.spark.sessions import ended_jvm, mute_accumulators
 from penstock.spark.streaming import start_option
 from penstock.spark.table_ref import TableRef
 
@@ -28,6 +30,7 @@ clock = SystemClock()
 INTERVAL_S_MAX = 1e6  # between two batches
 DEAD_LETTERS_MAX = 1_000_000
 POLL_S = 0.05
+STREAMS_MAX = 1_000  # whose progress a driver knows
 
 
 def stream(
@@ -60,6 +63,7 @@ def stream(
     >>> penstock.spark.wait(query).rows_in
     1
     """
+    mute_accumulators(spark)
     most = whole(dead_letter_max, "dead_letter_max", 1, DEAD_LETTERS_MAX)
     ref = TableRef.of({"path": path, "table": source})
     runner = BatchRunner(spark, ref, consumer, batch, dead_letter=dead_letter, dead_letter_max=most)
@@ -83,18 +87,26 @@ def stream(
     runner.query = query
     with _lock:
         _runners[query.runId] = runner  # not by `id`, which is the checkpoint's and outlives a run
+        for run_id in list(_runners)[:-STREAMS_MAX]:
+            del _runners[run_id]
     return query
 
 
 _lock = threading.Lock()
-_runners: dict[str, BatchRunner] = {}  # guarded by _lock; by `runId`
+_runners: dict[str, BatchRunner] = {}  # guarded by _lock; by `runId`, the newest last
 
 
 def _runner_of(query: Any) -> BatchRunner:
+    try:
+        run_id = query.runId
+    except (Py4JNetworkError, ConnectionError):
+        raise ended_jvm("a stream goes on at its position when it is started again") from None
+    except AttributeError:
+        raise Invalid(f"this is not a query of Spark's: {in_short(query)}") from None
     with _lock:
-        runner = _runners.get(query.runId)
+        runner = _runners.get(run_id)
     if runner is None:
-        raise NotFound("this query was not started by penstock.spark.stream")
+        raise NotFound(f"this query is not among the last {STREAMS_MAX:,} that penstock.spark.stream started")
     return runner
 
 
@@ -117,6 +129,8 @@ def wait(query: Any, timeout_s: float | None = None) -> StreamProgress:
     >>> penstock.spark.wait(query, timeout_s=60).rows_in
     1
     """
+    if timeout_s is not None:
+        timeout_s = seconds(timeout_s, "timeout_s", INTERVAL_S_MAX)
     deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
     runner, stopped = _runner_of(query), False
     with runner.jvm_failures():

@@ -83,6 +83,7 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    mute_accumulators(spark)
     from penstock.spark.format import register
 
     register(spark)
@@ -114,11 +115,30 @@ def jvm_failures(spark: Any, what: str) -> Iterator[None]:
     except (Py4JError, ConnectionError) as error:
         if isinstance(error, Py4JJavaError) or not _has_ended(spark, error):
             raise
-        for name in ("py4j.clientserver", "py4j.java_gateway"):
-            logging.getLogger(name).disabled = True  # for good: nothing in this process can use Spark any more
-        raise StreamFailed(f"{JVM_ENDED} ({what})") from None
+        raise ended_jvm(what) from None
     finally:
         root.removeFilter(_is_not_of_py4j)
+
+
+def mute_accumulators(spark: Any) -> None:
+    """Keep Spark's server of accumulators from printing a traceback when the JVM ends."""
+    server = getattr(getattr(spark, "sparkContext", None), "_accumulatorServer", None)
+    if server is None:
+        return  # a remote session
+    original = type(server).handle_error.__get__(server)
+
+    def handle_error(request: Any, address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], (EOFError, ConnectionError)):
+            original(request, address)
+
+    server.handle_error = handle_error
+
+
+def ended_jvm(what: str) -> StreamFailed:
+    """Return the error for a use of Spark whose JVM has ended; it is told once, and py4j is silent from then on."""
+    for name in ("py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(name).disabled = True  # for good: nothing in this process can use Spark any more
+    return StreamFailed(f"{JVM_ENDED} ({what})")
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:

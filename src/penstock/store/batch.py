@@ -5,7 +5,7 @@ Thread: a batch belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -48,8 +48,17 @@ class StoreBatch(KvOfBatch):
     False
     """
 
-    def __init__(self, port: Port, *, token: tuple[str, int] | None, durable: bool) -> None:
+    def __init__(
+        self,
+        port: Port,
+        *,
+        token: tuple[str, int] | None,
+        durable: bool,
+        find: Callable[[str], TableInfo | None] | None = None,
+    ) -> None:
+        """`find` looks tables up by name; by default the port does."""
         self._port = port
+        self._find_in_store = port.table if find is None else find
         self._writes = cast(Port, _BatchPort(self))  # raises for what a batch does not offer
         self._tables: dict[str, TableInfo] = {}  # each is looked up once
         self._looks_up = True  # a table that is not among them is looked up in the store
@@ -94,7 +103,7 @@ class StoreBatch(KvOfBatch):
         if not self._entered:
             raise Invalid("this batch was not entered: use `async with store.batch() as batch`")
         info = self._tables.get(name)
-        if info is None and self._looks_up and (info := self._port.table(name)) is not None:
+        if info is None and self._looks_up and (info := self._find_in_store(name)) is not None:
             self._tables[name] = info
         return info
 

@@ -17,6 +17,7 @@ import msgspec
 from penstock.coordinator import Batch, Durability, WriteCoordinator
 from penstock.errors import DiskFull, ProcessLimit
 from penstock.host.clock import Clock
+from penstock.host.metrics import Histogram
 from penstock.journal.consensus import Consensus
 from penstock.journal.partitions import SHARD_BITS
 from penstock.journal.record import INLINE, REFERENCE, Group, JournalRecord, Section, SegmentedRecordHeader, encode
@@ -25,6 +26,7 @@ from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import LEDGER
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Reference, encode_reference
+from penstock.store.tracing import Tracer
 
 T = TypeVar("T")
 
@@ -72,6 +74,7 @@ class StoreFlusher:
         make_room: Callable[[], bool],
         check_folder: Callable[[], None],
         applied: Callable[[int], None],
+        tracer: Tracer | None = None,
     ) -> None:
         self._consensus = consensus
         self._dispatcher = dispatcher
@@ -83,6 +86,13 @@ class StoreFlusher:
         self._checked_us = 0  # when the folder was checked last
         self._check_folder = check_folder  # raises if the journal is not in the store's folder any more
         self._applied = applied
+        self._monotonic_s = clock.monotonic_s  # bound once, for every flush
+        self._tracer = tracer
+        self.encode_seconds = Histogram()  # of a batch
+        self.journal_seconds = Histogram()  # to write and sync its records
+        self.dispatch_seconds = Histogram()  # to judge it and apply it to every partition
+        self.journal_failures = 0
+        self.journal_retries = 0
 
     @property
     def durability(self) -> Durability:
@@ -90,6 +100,7 @@ class StoreFlusher:
 
     def make_durable(self, batch: Batch[PendingDelta], *, again: bool) -> Flushed:
         """Write and sync a batch: one record, or more if groups refer to files."""
+        began_s = self._monotonic_s()
         attempt, committed = self._attempt, self._consensus.committed
         if not again or attempt is None or attempt.last_epoch != batch.last:
             attempt = self._prepare(batch, committed)
@@ -97,10 +108,8 @@ class StoreFlusher:
         if records and committed < records[-1].lsn:  # else an interrupt came right after the sync
             assert committed == attempt.after
             bodies = [encode(records[0].record)] if len(records) == 1 else list(map(_body, records))
-            try:
-                self._consensus.propose(bodies)
-            except (ProcessLimit, DiskFull) as error:
-                self._propose_again(bodies, error)
+            self.journal_retries += again
+            self._write(bodies, records[-1].lsn, began_s)
         # After the sync: do not acknowledge a write to a folder that was moved or deleted more than a moment ago.
         if not records or abs(records[-1].record.time_us - self._checked_us) >= CHECK_US:
             self._check_folder()
@@ -109,6 +118,25 @@ class StoreFlusher:
             for group in record.groups:
                 group.lsn = record.lsn  # before it is applied: see `pending`
         return Flushed(records, batch.size)
+
+    def _write(self, bodies: list[bytes], lsn: int, began_s: float) -> None:
+        """Write and sync encoded records, the last of which gets `lsn`."""
+        encoded_s = self._monotonic_s()
+        try:
+            self._consensus.propose(bodies)
+        except (ProcessLimit, DiskFull) as error:
+            self.journal_failures += 1
+            self._propose_again(bodies, error)
+        except BaseException:
+            self.journal_failures += 1
+            raise
+        synced_s = self._monotonic_s()
+        self.encode_seconds.observe(encoded_s - began_s)
+        self.journal_seconds.observe(synced_s - encoded_s)
+        if self._tracer is not None:
+            size = sum(map(len, bodies))
+            self._tracer.emit("encode", lsn, began_s, encoded_s, size=size)
+            self._tracer.emit("journal", lsn, encoded_s, synced_s, size=size)
 
     def _prepare(self, batch: Batch[PendingDelta], committed: int) -> _Attempt:
         self._time_us = time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
@@ -162,6 +190,7 @@ class StoreFlusher:
 
     def apply(self, flushed: Flushed) -> int:
         """Dispatch the records; return the LSN up to which everything is applied."""
+        began_s = self._monotonic_s()
         for flushed_record in flushed.records:
             record, lsn, decoded = flushed_record.record, flushed_record.lsn, flushed_record.decoded
             try:
@@ -172,6 +201,10 @@ class StoreFlusher:
                 group.verdict = verdict
             for number, index in judgement.refused_by.items():
                 flushed_record.groups[number].refused_by = index
+        ended_s = self._monotonic_s()
+        self.dispatch_seconds.observe(ended_s - began_s)
+        if self._tracer is not None and flushed.records:
+            self._tracer.emit("dispatch", flushed.records[-1].lsn, began_s, ended_s, size=flushed.size)
         self._applied(flushed.size)
         return self._dispatcher.published
 

@@ -45,9 +45,17 @@ class CreatedTables(NamedTables):
         """Return a table as `_find` does; a client may do so from what it was told a moment ago."""
         return self._find(name)
 
+    def _asked_for(self, name: str, kind: Kind, shards: int, options: bytes) -> TableInfo | None:
+        """Return a table; what does not fit is never judged by what a client was told before."""
+        info = self._known(name)
+        if info is None:
+            return None
+        fits = info.kind == kind.name and shards in (1, info.shards) and options in (kind.options_default, info.options)
+        return info if fits else self._find(name)
+
     def _table(self, name: str, kind: Kind, shards: int, options: bytes, *, create: bool) -> TableInfo:
         name, shards, create = check_name(name), check_shards(shards), flag(create, "create")
-        info = self._known(name)
+        info = self._asked_for(name, kind, shards, options)
         if info is None:
             if not create:
                 raise self._unknown(name)

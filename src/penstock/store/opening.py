@@ -35,7 +35,6 @@ from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, job_runners, merge_on, tree_tasks
-from penstock.lsm.tasks import export as export_trees
 from penstock.lsm.tree import Tree
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.jobs import JobQueue
@@ -63,11 +62,13 @@ from penstock.store.flusher import StoreFlusher
 from penstock.store.governor import MemoryGovernor
 from penstock.store.identity import load_identity
 from penstock.store.journal_trimming import JournalTrimmer
+from penstock.store.metrics import StoreMeter
 from penstock.store.port import LocalPort
 from penstock.store.reserve import Reserve
 from penstock.store.settings import StoreSettings
 from penstock.store.space import DiskSpace
 from penstock.store.tables import Tables
+from penstock.store.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ class OpenedParts(Tables):
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
         self._started = False  # background threads run
-        self.metrics = Metrics()
+        self.metrics = Metrics(self._check_usable)
+        self._tracer = None if settings.trace is None else Tracer(settings.trace, self._clock)
         memory.map_large_blocks()
         self._parts = ExitStack()  # closes the parts, the newest first
         try:
@@ -214,6 +216,7 @@ class OpenedParts(Tables):
             make_room=self._make_room,
             check_folder=self._lock.check,
             applied=self._after_apply,
+            tracer=self._tracer,
         )
         self._coordinator = WriteCoordinator(
             self._flusher,
@@ -286,13 +289,16 @@ class OpenedParts(Tables):
         """For the dispatcher: return the state machine of a shard."""
         try:
             kind = kind_named(descriptor.kind, descriptor.name)
-            return kind.open_machine(
+            machine = kind.open_machine(
                 descriptor, options, replace(self._machine_context, settings=self.settings.of_kind(kind))
             )
         except OSError as error:
             if is_disk_full(error):
                 raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error
             raise
+        if self._tracer is not None:
+            self._tracer.attach(descriptor, machine)
+        return machine
 
     def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         """For the dispatcher: remove the files of a dropped shard, once nothing uses them."""
@@ -342,10 +348,6 @@ class OpenedParts(Tables):
         """Start the clock at the time of the newest record, which the ledger has by now."""
         note = read_note(self._fs, f"{self.path}/TIME", self.identity)
         self._clock.begin(self._ledger.tree.time_us, note, trust=self.settings.trust_clock)
-        ahead = self.metrics.gauge(
-            "clock_ahead_seconds", "Seconds by which the machine's wall clock is ahead of the store's time"
-        )
-        ahead.set_function(self._clock.wall_ahead_s)
         self._save_time()
 
     def _save_time(self) -> None:
@@ -355,8 +357,18 @@ class OpenedParts(Tables):
 
     def _start(self) -> None:
         export_coordinator(self._coordinator, self.metrics)
-        export_trees(self._maintenance, self.metrics)
         export_scheduler(self._scheduler, self.metrics)
+        self._meter = StoreMeter(
+            self.metrics,
+            maintenance=self._maintenance,
+            coordinator=self._coordinator,
+            dispatcher=self._dispatcher,
+            flusher=self._flusher,
+            consensus=self._consensus,
+            checkpoint=self._checkpoint,
+            manifest=self._manifest,
+            clock=self._clock,
+        )
         if not self.settings.background:
             return
         self._coordinator.start()
@@ -370,6 +382,7 @@ class OpenedParts(Tables):
         self._scheduler.register(PeriodicTask("retry", 1.0, self._retry_task))
         self._scheduler.register(PeriodicTask("services", 10.0, self._services_task))
         self._scheduler.register(PeriodicTask("housekeeping", 600.0, self._housekeeping_task))
+        self._scheduler.register(PeriodicTask("keep-metrics", 5.0, self._meter.save))
         self._scheduler.start()
         self._started = True
         self._parts.callback(threads.at_exit(self, OpenedParts.close))
@@ -453,6 +466,8 @@ class OpenedParts(Tables):
             self._coordinator.shutdown()
         if not self.read_only and self._has_folder():
             self._trimmer.at_close()
+            self._meter.save_at_close()
+        logger.info("%s: shut down at LSN %d", self.path, self._consensus.committed)
 
     def _has_folder(self) -> bool:
         """Whether the folder is still the one that was opened; otherwise nothing can be done in it."""

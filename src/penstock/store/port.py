@@ -25,6 +25,7 @@ from penstock.partition.ledger import (
     Create,
     Drop,
     TableInfo,
+    Verdict,
     condition_table,
     decode_condition,
     dropped_table,
@@ -148,16 +149,22 @@ class LocalPort(LiveReading):
                 expected.append((kind, info, kind.expected_row(argument)))
             else:
                 others.append((name, argument))
+        left = Condition(condition.token, tuple(others))  # for the ledger
+        if not (staged := _staged_in(group)):
+            return self._submit(group, size, left, expected)
+        with self._staging.claimed(staged, _encoded(left)):
+            return self._submit(group, size, left, expected)
+
+    def _submit(self, group: PendingGroup, size: int, condition: Condition, expected: list[Expectation]) -> Epoch:
         if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease
-            for name, argument in others:
+            for name, argument in condition.others:
                 service = self._service(self._existing(condition_table(argument)))
                 if service is not None:
                     service.admit(name, argument)
             self._admit_sections(group)
         if not expected:
             return self._coordinator.write_into(add_or_absorb, size + GROUP_BYTES, group, None, None)
-        left = Condition(condition.token, tuple(others))
-        group.condition = encode_condition(left) if left != Condition() else b""
+        group.condition = _encoded(condition)
         try:
             return submit_if(
                 group,
@@ -195,7 +202,13 @@ class LocalPort(LiveReading):
     def commit_and_wait(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
         epoch = self.submit(group, size)
         self.wait_applied(epoch, timeout_s)
+        self.free_refused(group)
         return epoch
+
+    def free_refused(self, group: PendingGroup) -> None:
+        """Let another group write the rows of staged files that this one did not."""
+        if group.verdict in (Verdict.REFUSED, Verdict.TOKEN_TOO_OLD):
+            self._staging.unclaim(_staged_in(group))
 
     def flush(self, epoch: int | None, timeout_s: float = WAIT_S, *, table: int | None = None) -> Acknowledgement:
         return self._coordinator.wait_applied(epoch, timeout_s)
@@ -377,6 +390,16 @@ class LocalPort(LiveReading):
         """For the store: tell listeners that records were applied."""
         for act in self.listeners:
             act()
+
+
+def _encoded(condition: Condition) -> bytes:
+    return encode_condition(condition) if condition != Condition() else b""
+
+
+def _staged_in(group: PendingGroup) -> list[int]:
+    """Return the ids of the staged files that a group refers to."""
+    references = (part for some in group.sections.values() for part in parts(some) if isinstance(part, Reference))
+    return [file.chunk_id for reference in references for file in reference.files]
 
 
 class _Refusal:

@@ -5,9 +5,10 @@ Thread: immutable values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 
-from penstock.arguments import in_short, seconds, whole
+from penstock.arguments import in_short, seconds, text, whole
 from penstock.coordinator import CoordinatorSettings
 from penstock.errors import Invalid
 from penstock.kinds import Kind
@@ -17,6 +18,7 @@ from penstock.lsm.tree_settings import TreeSettings
 from penstock.partition.backlog import DispatcherSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.registry import check_settings
+from penstock.store.tracing import WriteStage
 
 RESERVE_BYTES = 8 << 20  # held back, so that deletes can be written to a full disk
 WRITE_BYTES_MAX = 128 << 20  # of one write, whatever the memory
@@ -45,6 +47,9 @@ class StoreSettings:
     reserve_bytes: int = RESERVE_BYTES
     trust_clock: bool = False  # accept the wall clock, however far it is from the newest record
     offer_bytes_min: int = 256 << 20  # compactions of at least this size are offered to Spark drivers
+    metrics_port: int | None = None  # of an HTTP endpoint /metrics for Prometheus; 0: any free port; None: no endpoint
+    metrics_host: str = "127.0.0.1"  # the address that it listens on; others than loopback let everyone there read
+    trace: Callable[[WriteStage], object] | None = None  # called with every stage of every write; must be quick
     queue: InitVar[object] = None  # the earlier spelling of `kinds=(QueueSettings(...),)`
 
     def __post_init__(self, queue: object) -> None:
@@ -56,6 +61,11 @@ class StoreSettings:
         for name, kind in _SETTING_TYPES.items():
             if not isinstance(getattr(self, name), kind):
                 raise Invalid(f"{name} is a {kind.__name__}, not {in_short(getattr(self, name))}")
+        if self.metrics_port is not None:
+            whole(self.metrics_port, "metrics_port", 0, 65_535)
+        text(self.metrics_host, "metrics_host", 255)
+        if self.trace is not None and not callable(self.trace):
+            raise Invalid(f"trace is a function that takes a WriteStage, not {in_short(self.trace)}")
         check_settings(self.kinds)
 
     def of_kind(self, kind: Kind) -> object:

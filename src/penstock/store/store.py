@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 
 from penstock.arguments import seconds
-from penstock.coordinator import Durability
+from penstock.coordinator import Durability, Epoch
 from penstock.errors import GateShut, NotFound
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
@@ -35,6 +35,8 @@ from penstock.registry import vector_kind
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
+from penstock.store.statistics import StoreStatistics, store_statistics
+from penstock.store.views import StoreSubscription, StoreView
 
 
 def open_store(
@@ -87,6 +89,31 @@ class Store(OpenedParts):
     ['events', 'users']
     >>> store.close()
     """
+
+    metrics_url = ""  # where Prometheus finds the metrics, with `StoreSettings.metrics_port`
+
+    # -- how far it is
+
+    def statistics(self) -> StoreStatistics:
+        """Return the state of the store now: its epochs, its LSNs and the watermarks of every open partition."""
+        self._check_usable()
+        return store_statistics(self._coordinator, self._dispatcher, self._consensus, self._clock)
+
+    def subscribe(self) -> StoreSubscription:
+        """Return a subscription to the store's LSN and epochs as they move."""
+        return StoreSubscription(self.view, self.wait_view)
+
+    def view(self) -> StoreView:
+        """For subscriptions: return how far the store is."""
+        self._check_usable()
+        layers = self._coordinator.layers
+        return StoreView(self._dispatcher.published, layers.durable, layers.applied)
+
+    def wait_view(self, after: int, timeout_s: float) -> StoreView:
+        """For subscriptions: wait for a view with a higher applied epoch than `after`, or raise `WaitExpired`."""
+        self._check_usable()
+        self._coordinator.subscribe(Epoch(after)).wait_newer(timeout_s)
+        return self.view()
 
     # -- maintenance by hand
 

@@ -22,6 +22,8 @@ from penstock.registry import QUEUE, check_name, find_kind, kind_named, known_ki
 from penstock.store.batch import StoreBatch
 from penstock.store.kv_tables import KvOfSnapshot, KvOfStore
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
+from penstock.store.statistics import StoreStatistics
+from penstock.store.views import StoreSubscription
 
 if TYPE_CHECKING:  # kinds that are imported at their first use
     from penstock.series.options import SeriesOptions
@@ -141,6 +143,14 @@ class Tables(KvOfStore):
 
     # -- durability and consistency
 
+    @abstractmethod
+    def statistics(self) -> StoreStatistics:
+        """Return the state of the store now: its epochs, its LSNs and the watermarks of every open partition."""
+
+    @abstractmethod
+    def subscribe(self) -> StoreSubscription:
+        """Return a subscription to the store's LSN and epochs as they move."""
+
     def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
         """Wait until all writes up to `epoch` are durable; None or 0 means all writes so far."""
         self._check_writable()
@@ -150,7 +160,7 @@ class Tables(KvOfStore):
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
         self._check_writable()
         token = None if token is None else check_token(token)
-        return StoreBatch(self._port, token=token, durable=flag(durable, "durable"))
+        return StoreBatch(self._port, token=token, durable=flag(durable, "durable"), find=self._known)
 
     def snapshot(self) -> StoreSnapshot:
         """Take a snapshot of all tables at one LSN; it holds everything that is applied."""

@@ -78,3 +78,22 @@ def test_what_is_wrong_with_a_store(store: Store) -> None:
         assert told.returncode == 1
         assert "users" in told.stdout
         assert "KeyError" in told.stdout
+
+
+def test_an_interrupt_at_any_moment_prints_no_traceback(store: Store) -> None:
+    """From the first line of Penstock's: what comes before is Python's own start."""
+    program = """
+import os, signal, sys, threading, time, penstock.cli
+
+def interrupt(after_s=float(sys.argv.pop())):
+    time.sleep(after_s)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+penstock.cli.main()
+"""
+    for after_s in (0.0, 0.05, 0.2, 0.4):
+        command = [sys.executable, "-c", program, "tables", store.path, str(after_s)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert "Traceback" not in ended.stderr, ended.stderr
+        assert ended.stderr.count("\n") <= 2

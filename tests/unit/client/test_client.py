@@ -387,6 +387,11 @@ def test_a_table_by_its_name_in_a_loop_is_one_request(
         store.queue("events").put(b"x")
     assert requests.count("FindTable") == 2, requests
     assert store.kv("users").count() == 300
+    for number in range(20):
+        with store.batch() as batch:  # one for each message, as a consumer may write
+            batch.kv("users").put(b"%d" % number, b"y")
+            batch.queue("events").put(b"y")
+    assert requests.count("FindTable") == 2, requests
 
     store.drop("users")  # by this client: it knows
     with pytest.raises(NotFound, match="there is no table users"):
@@ -394,6 +399,15 @@ def test_a_table_by_its_name_in_a_loop_is_one_request(
     store.kv("users").put(b"k", b"1", durable=True)
     store.queue("events").alter(headers=True)
     assert "headers" in store.queue("events").schema.names
+
+    kept = penstock.Retention(age_s=5)
+    store.queue("altered")
+    owner.queue("altered").alter(headers=True, retention=kept)
+    assert "headers" in store.queue("altered", headers=True, retention=kept).schema.names
+    store.kv("remade")
+    owner.drop("remade")
+    owner.queue("remade", shards=2)
+    assert store.queue("remade", shards=2).shards == 2, "another kind is not judged by what was told before"
 
     owner.drop("users")  # by another process: the call that finds it gone is told, and the next one goes on
     owner.kv("users")

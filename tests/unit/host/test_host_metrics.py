@@ -1,32 +1,86 @@
-"""The registry of metrics."""
+"""Metrics and their text: as Prometheus' own parser reads it."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.errors import Invalid
-from penstock.host.metrics import Metrics
+from penstock.host.metrics import (
+    SECONDS,
+    Histogram,
+    MetricFamily,
+    Metrics,
+    MetricSamples,
+    bucket_counts,
+    counter,
+    exposition,
+    gauge,
+    histogram,
+)
 
 
-def test_metrics_are_shown_with_the_projects_prefix_and_only_here() -> None:
+def parsed(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_are_read_at_each_export_and_only_here() -> None:
     metrics, other = Metrics(), Metrics()
-    metrics.counter("commits", "Commits", ["table"]).labels("users").inc(3)
-    metrics.gauge("memory_bytes", "Memory").set(7)
-    metrics.histogram("flush_seconds", "Flush").observe(0.2)
-    text = metrics.exposition().decode()
-    assert 'penstock_commits_total{table="users"} 3.0' in text
-    assert "penstock_memory_bytes 7.0" in text
-    assert 'penstock_flush_seconds_bucket{le="0.25"} 1.0' in text
-    assert other.exposition() == b""
-    assert b"penstock" not in generate_latest(REGISTRY)
+    commits: MetricSamples = {("users",): 3.0}
+    metrics.collect_from(lambda: [counter("commits", "Commits", {**commits}, ("table",))])
+    metrics.collect_from(lambda: [gauge("memory_bytes", "Memory", 7)])
+    assert 'penstock_commits_total{table="users"} 3.0' in metrics.exposition()
+    commits[("users",)] = 4.0
+    assert 'penstock_commits_total{table="users"} 4.0' in metrics.exposition()
+    assert "penstock_memory_bytes 7\n" in metrics.exposition()
+    assert other.exposition() == ""
 
 
-def test_asking_again_gives_the_same_metric_and_another_shape_is_refused() -> None:
+def test_the_text_is_what_prometheus_reads() -> None:
+    took = Histogram()
+    for value in (0.000_01, 0.000_011, 0.2, 0.25, 99.0):
+        took.observe(value)
+    odd = 'a"b\\c\nd'
+    families = [
+        histogram("flush_seconds", "Time", took.read()),
+        counter("things", 'Lines\nand "quotes" and \\', {(odd, "é"): 1 << 60, ("", "x"): 0}, ("a", "b")),
+        gauge("limits", "Limits", {("inf",): math.inf, ("-inf",): -math.inf, ("nan",): math.nan}, ("of",)),
+        gauge("nothing", "No samples", {}, ("table",)),
+    ]
+    found = parsed(exposition(families))
+    assert found["penstock_flush_seconds_bucket", (("le", "1e-05"),)] == 1
+    assert found["penstock_flush_seconds_bucket", (("le", "0.25"),)] == 4
+    assert found["penstock_flush_seconds_bucket", (("le", "10.0"),)] == 4
+    assert found["penstock_flush_seconds_bucket", (("le", "+Inf"),)] == 5
+    assert found["penstock_flush_seconds_count", ()] == 5
+    assert found["penstock_flush_seconds_sum", ()] == pytest.approx(99.450_021)
+    assert found["penstock_things_total", (("a", odd), ("b", "é"))] == 1 << 60
+    assert found["penstock_limits", (("of", "inf"),)] == math.inf
+    assert math.isnan(found["penstock_limits", (("of", "nan"),)])
+
+
+def test_a_histogram_counts_each_value_once() -> None:
+    took = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 3.0):
+        took.observe(value)
+    now = took.read()
+    assert (now.counts, now.total, now.sum, now.min, now.max) == ((2, 2, 1), 5, 8.0, 0.5, 3.0)
+    assert bucket_counts(1.0, (1.0, 2.0)) == (1, 0, 0)
+    assert bucket_counts(9.0, (1.0, 2.0)) == (0, 0, 1)
+    assert len(SECONDS) == 19
+    assert list(SECONDS) == sorted(SECONDS)
+
+
+def test_a_client_sees_the_tables_it_may_read() -> None:
     metrics = Metrics()
-    commits = metrics.counter("commits", "Commits", ["table"])
-    assert metrics.counter("commits", "Commits", ["table"]) is commits
-    with pytest.raises(Invalid):
-        metrics.counter("commits", "Commits", ["kind"])
-    with pytest.raises(Invalid):
-        metrics.gauge("commits", "Commits", ["table"])
+    families: list[MetricFamily] = [
+        gauge("rows", "Rows", {("0", "mine"): 1, ("0", "yours"): 2}, ("shard", "table")),
+        gauge("threads", "Threads", 3),
+    ]
+    metrics.collect_from(lambda: families)
+    assert [family.samples for family in metrics.read(lambda table: table == "mine")] == [{("0", "mine"): 1}, {(): 3}]

@@ -12,8 +12,9 @@ from penstock.errors import Backpressure, Closed, PenstockError
 from penstock.host.metrics import Metrics
 from penstock.lsm import tree_files
 from penstock.lsm.memtable import Edit
+from penstock.lsm.metrics import export_trees
 from penstock.lsm.rows import Columns
-from penstock.lsm.tasks import COMPACTION, FLUSH, export, job_runners, merge_on, tree_tasks
+from penstock.lsm.tasks import COMPACTION, FLUSH, job_runners, merge_on, tree_tasks
 from penstock.lsm.tree_jobs import METRIC_COMPACTION_BYTES, METRIC_FLUSH_BYTES, METRIC_LEVEL0_RUNS
 from penstock.lsm.writer import SstableWriter
 from penstock.manifest.keys import MetricKey
@@ -59,7 +60,7 @@ def test_the_four_tasks_look_and_the_runners_do(place: Place) -> None:
 
 def test_metrics_reach_the_manifest_and_prometheus(place: Place) -> None:
     metrics = Metrics()
-    export(place.maintenance, metrics)
+    export_trees(place.maintenance, metrics)
     for _ in range(3):
         fill(place)
         place.maintenance.flush(place.tree)
@@ -69,9 +70,9 @@ def test_metrics_reach_the_manifest_and_prometheus(place: Place) -> None:
     assert stored[MetricKey(1, METRIC_FLUSH_BYTES)].count == 3
     assert stored[MetricKey(1, METRIC_COMPACTION_BYTES)].count == 1
     assert stored[MetricKey(1, METRIC_LEVEL0_RUNS)].max == 0
-    text = metrics.exposition().decode()
-    assert 'penstock_lsm_files{level="1",shard="0",table="1"} 1.0' in text
-    assert 'penstock_lsm_memtable_bytes{shard="0",table="1"} 0.0' in text
+    text = metrics.exposition()
+    assert 'penstock_level_counts{table="1",shard="0",level="1"} 1' in text
+    assert 'penstock_memtable_bytes{table="1",shard="0"} 0' in text
 
 
 def test_a_flush_encodes_few_rows_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

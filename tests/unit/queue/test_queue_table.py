@@ -85,6 +85,29 @@ def test_what_is_put_is_read(store: Store) -> None:
     assert [bounds.next for bounds in queue.bounds()] == [4]
 
 
+@pytest.mark.parametrize("rename", ["timestamp", "time"])
+def test_what_was_read_as_arrow_can_be_put_again(store: Store, rename: str) -> None:
+    """The time of a message is `timestamp` where queues are read, `time` where a user gives it: both are taken."""
+    source = store.queue("events", shards=2, headers=True)
+    source.put_many([b"a", b"b"], keys=[b"1", None], headers=[{"h": b"v"}, None])
+    source.put(b"c", time=-7)
+    store.flush()
+    read = source.to_arrow()
+    given = read.rename_columns([rename if name == "timestamp" else name for name in read.column_names])
+    store.queue("put", headers=True).put_many(given, durable=True)
+    store.queue("loaded", headers=True)
+    store.load("loaded", given)
+    numbers = given.set_column(2, rename, given.column(2).cast(pa.int64()))  # microseconds
+    store.load("loaded", numbers)
+    wanted = read.drop_columns(["shard", "sequence"])
+    for name, expected in (("put", wanted), ("loaded", pa.concat_tables([wanted, wanted]))):
+        assert store.queue(name).to_arrow().drop_columns(["shard", "sequence"]).to_pylist() == expected.to_pylist()
+    twice = read.append_column("time", read.column("timestamp"))
+    for act in (lambda: source.put_many(twice), lambda: store.load("events", twice)):
+        with pytest.raises(Invalid, match="payload, and perhaps key, timestamp, headers, not shard, sequence"):
+            act()
+
+
 def test_append_tells_the_position(store: Store) -> None:
     queue = store.queue("events", shards=2)
     store.kv("other").put(b"a", b"b", durable=True)

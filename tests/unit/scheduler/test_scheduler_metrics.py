@@ -31,7 +31,7 @@ class Task:
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
-    families = text_string_to_metric_families(metrics.exposition().decode())
+    families = text_string_to_metric_families(metrics.exposition())
     return {
         (sample.name, sample.labels.get("task", "")): sample.value for family in families for sample in family.samples
     }

@@ -27,6 +27,7 @@ RANGES_MAX = SHARDS_MAX  # of one table
 TABLES_MAX = 1_024  # of one batch
 PAGE_BYTES = 4 << 20  # of a scan
 PIECE_BYTES = 4 << 20  # of a file that is sent
+VIEW_S_MAX = 30.0  # that one request waits for a view; clients ask again
 
 KeyRange = tuple[int, bytes, bytes | None]  # partition, start, end
 
@@ -180,6 +181,21 @@ class ResumeTable(_Message, frozen=True):
     """Let a paused table try again."""
 
     name: str
+
+
+class ReadMetrics(_Message, frozen=True):
+    """Read the store's metrics in Prometheus' text format."""
+
+
+class ReadStatistics(_Message, frozen=True):
+    """Read the statistics of the store."""
+
+
+class AwaitView(_Message, frozen=True):
+    """Wait for a view with a higher applied epoch than `after`; with a `timeout_s` of 0, read the newest."""
+
+    after: int
+    timeout_s: float
 
 
 class StageFiles(_Message, frozen=True):
@@ -369,6 +385,9 @@ OtherRequest = (
     | CompactTable
     | CheckStore
     | ResumeTable
+    | ReadMetrics
+    | ReadStatistics
+    | AwaitView
     | StageFiles
     | SendFile
     | AskToken

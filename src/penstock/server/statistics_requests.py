@@ -1,0 +1,64 @@
+"""Answers clients that ask how the store is: its metrics, its statistics, its next view.
+
+Thread: any. A client sees the tables that it may read, and what concerns the whole store if it may read any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.host.metrics import exposition
+from penstock.protocol import wire
+from penstock.server.rights import READ, Rights
+from penstock.server.work import Work
+from penstock.store.metrics import LEDGER_NAME
+from penstock.store.statistics import StoreStatistics
+from penstock.store.store import Store
+from penstock.store.views import StoreView
+
+
+class StatisticsRequests:
+    """The requests about a store as a whole. `fault` words an error for a client."""
+
+    def __init__(self, store: Store, fault: Callable[[PenstockError, Rights], wire.ErrorMessage]) -> None:
+        self._store = store
+        self._fault = fault
+
+    @property
+    def answers(self) -> dict[type, Callable[[Any, Work], Any]]:
+        return {
+            wire.ReadMetrics: self._metrics,
+            wire.ReadStatistics: self._statistics,
+            wire.AwaitView: self._await_view,
+        }
+
+    def _metrics(self, _: wire.ReadMetrics, work: Work) -> str:
+        work.rights.check_anywhere(READ)
+
+        def allowed(table: str) -> bool:
+            return table == LEDGER_NAME or work.rights.allows(READ, table)
+
+        return exposition(self._store.metrics.read(allowed))
+
+    def _statistics(self, _: wire.ReadStatistics, work: Work) -> StoreStatistics:
+        rights = work.rights
+        rights.check_anywhere(READ)
+        now = self._store.statistics()
+        partitions = tuple(
+            replace(one, error=self._worded(one.error, rights))
+            for one in now.partitions
+            if rights.allows(READ, one.table)
+        )
+        return replace(now, error=self._worded(now.error, rights), partitions=partitions)
+
+    def _worded(self, error: str, rights: Rights) -> str:
+        return self._fault(PenstockError(error), rights).message if error else ""
+
+    def _await_view(self, request: wire.AwaitView, work: Work) -> StoreView:
+        work.rights.check_anywhere(READ)
+        if request.timeout_s <= 0:
+            return self._store.view()
+        return self._store.wait_view(request.after, min(request.timeout_s, wire.VIEW_S_MAX))
