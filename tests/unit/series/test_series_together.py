@@ -155,14 +155,12 @@ def test_an_owner_that_is_killed_in_the_middle_of_rollups(tmp_path: Path) -> Non
     path, first = tmp_path / "store", 0
     expected: dict[tuple[str, int], float] = {}
     for writes in (6, 11):
-        owner = subprocess.Popen(
-            [sys.executable, "-c", OWNER, str(path), str(first), str(T0)], stdout=subprocess.PIPE, text=True
-        )
-        assert owner.stdout is not None
-        acknowledged = [int(owner.stdout.readline()) for _ in range(writes)]
-        owner.send_signal(signal.SIGKILL)
-        acknowledged += map(int, owner.stdout.read().split())
-        owner.wait(30)
+        command = [sys.executable, "-c", OWNER, str(path), str(first), str(T0)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+            assert owner.stdout is not None
+            acknowledged = [int(owner.stdout.readline()) for _ in range(writes)]
+            owner.send_signal(signal.SIGKILL)
+            acknowledged += map(int, owner.stdout.read().split())
         assert acknowledged == list(range(first, first + len(acknowledged)))
         first += len(acknowledged)
         with penstock.open(path) as store:
