@@ -49,7 +49,7 @@ class BlockCache:
         with self._lock:
             if place not in self._entries:
                 self._entries[place] = entry
-                self._grow(entry, entry.bytes)
+                self._grow(entry.bytes)
         return entry.row
 
     def grow(self, entry: _KeptBlock, size: int) -> None:
@@ -57,16 +57,18 @@ class BlockCache:
         with self._lock:
             if self._entries.get(entry.place) is entry:
                 entry.bytes += size
-                self._grow(entry, size)
+                self._grow(size)
             else:
                 entry.chunks.clear()
 
-    def _grow(self, entry: _KeptBlock, size: int) -> None:
+    def _grow(self, size: int) -> None:
         self._bytes += size
-        while self._bytes > self._bytes_max:
-            _, oldest = self._entries.popitem(last=False)
-            self._bytes -= oldest.bytes
-            oldest.chunks.clear()
+        if self._bytes > self._bytes_max:
+            self._bytes = sum(entry.bytes for entry in self._entries.values())  # an interrupt may have miscounted
+            while self._bytes > self._bytes_max * 7 // 8:
+                _, oldest = self._entries.popitem(last=False)
+                self._bytes -= oldest.bytes
+                oldest.chunks.clear()
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -149,8 +149,10 @@ class MatrixCache:
             if labels not in self._known:
                 self._known[labels] = matrix
                 self._bytes += _size(labels)
-            while self._bytes > self._bytes_max:
-                self._bytes -= _size(self._known.popitem(last=False)[0])
+            if self._bytes > self._bytes_max:
+                self._bytes = sum(map(_size, self._known))  # an interrupt may have miscounted
+                while self._bytes > self._bytes_max * 7 // 8:
+                    self._bytes -= _size(self._known.popitem(last=False)[0])
         return matrix
 
 
