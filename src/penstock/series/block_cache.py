@@ -19,7 +19,7 @@ from penstock.lsm.version import Run
 from penstock.series.blocks import Block
 from penstock.series.samples import U64
 
-CACHE_BYTES_MAX = 96 << 20
+CACHE_BYTES_MAX = 128 << 20
 ENTRY_BYTES = 2_048  # besides directory and chunks
 RUN_BYTES = 128  # of a directory, for each run of samples
 _Place: TypeAlias = tuple["weakref.ref[Run]", bytes]
@@ -30,6 +30,10 @@ class BlockCache:
 
     def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
+        self._start()
+        threads.after_fork(self, BlockCache._start)  # another thread may have held the lock
+
+    def _start(self) -> None:
         self._entries: OrderedDict[_Place, _KeptBlock] = OrderedDict()  # guarded by _lock; the last used last
         self._bytes = 0  # guarded by _lock
         self._lock = threads.lock("series.blocks")

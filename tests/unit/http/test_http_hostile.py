@@ -384,7 +384,6 @@ def test_writes_go_on_when_there_is_an_owner_again(tmp_path: Path) -> None:
             status, found, headers = door.send("/write", b"cpu,n=2 value=2 1000000000")
             assert status == 503, found
             assert headers["retry-after"].isdecimal()
-            until(lambda: store._port._coordinator.failure is not None)
             assert door.send("/write", b"cpu,n=3 value=3 1000000000")[0] == 503
             hidden.close()
             with penstock.open(tmp_path / "store") as owner:
