@@ -57,7 +57,7 @@ def test_metrics_and_logs(tmp_path: Path, compression: str) -> None:
         assert metrics.query("carts").column("value").to_pylist() == [-2.0]
         assert metrics.query("latency_count").column("value").to_pylist() == [3.0]
         assert metrics.query('latency_bucket{le="+Inf"}').column("value").to_pylist() == [3.0]
-        assert metrics.query('latency_bucket{le="5"}').column("value").to_pylist() == [1.0]
+        assert metrics.query('latency_bucket{le="5"}').column("value").to_pylist() == [2.0]
         assert metrics.metadata("orders_total")["orders_total"].help == "orders taken"
         (message,) = logs.read()
         record = msgspec.json.decode(message.payload)
