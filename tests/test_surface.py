@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 
 PUBLIC = {
     "penstock": """
-        Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings
+        Acknowledgement AggregateFunction ArrowSource Cardinality ChangeFeed ChangeOptions
+        CheckpointReport CheckpointSettings
         CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
         DecimalType DispatcherSettings Durability Epoch Hit Json KvReader KvRow KvStatistics KvTable LeasedMessage
         LoadReport LogSettings Message Metric MetricMetadata PartitionStatistics Position PreparedLoad QueueSettings
@@ -42,8 +43,8 @@ PUBLIC = {
         UnsupportedVersion WaitExpired
     """,
     "penstock.spark": """
-        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress register search
-        session stream verify views wait
+        Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress promql register
+        search session stream verify views wait
     """,
     "penstock.testing": """
         CrashReport FakeClock Fault Faults History Scenario SimulatedDisk Violation explore

@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("users_day.py")
 LINES = 600  # of each service
 pytestmark = pytest.mark.timeout(600)  # most of it is Spark, which starts twice
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # as in tests/spark: it starts sooner
+# As in tests/spark: they start sooner.
+JAVA = os.environ.get("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="module")

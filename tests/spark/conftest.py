@@ -18,12 +18,23 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 # As if the package of a kind that Penstock does not know were installed, also for Spark's Python workers.
 ACCOUNTS = str(Path(__file__).parents[1] / "contract" / "accounts_package")
-os.environ["PYTHONPATH"] = ":".join(filter(None, (os.environ.get("PYTHONPATH"), ACCOUNTS)))
+CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
+WORKERS = str(Path(__file__).with_name("workers"))  # loads their modules before they are forked
+os.environ["PYTHONPATH"] = ":".join(filter(None, (WORKERS, os.environ.get("PYTHONPATH"), ACCOUNTS)))
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    session = penstock.spark.session("tests", master="local[2,2]", spark__sql__shuffle__partitions="2")
+    session = penstock.spark.session(
+        "tests",
+        master="local[2,2]",
+        spark__sql__shuffle__partitions="2",
+        # Few rows: code for each plan would cost more than it saves.
+        spark__sql__codegen__wholeStage="false",
+        spark__sql__codegen__factoryMode="NO_CODEGEN",
+        # Spark's other one starts a process, `readlink` or `chmod`, for each operation on a local checkpoint.
+        spark__sql__streaming__checkpointFileManagerClass=f"{CHECKPOINTING}.FileSystemBasedCheckpointFileManager",
+    )
     yield session
     session.stop()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -170,19 +171,34 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     tokens: Annotated[Path, typer.Option(help="file that lists tokens and their rights")],
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free port")] = 0,
+    http: Annotated[str | None, typer.Option(help="HOST:PORT: `penstock http` beside it, in another process")] = None,
+    table: Annotated[str | None, typer.Option(help="with --http: the series table of /api/v1")] = None,
+    logs: Annotated[str | None, typer.Option(help="with --http: the queue for OTLP's logs")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="of http://127.0.0.1:PORT/metrics for Prometheus")] = None,
 ) -> None:
     """Own a store and serve it over TCP with TLS, until SIGTERM or SIGINT."""
+    from penstock.cli.http_process import HttpProcess, parse_address
     from penstock.host.waiting import stop_on_signals
     from penstock.server.healing import Healer
     from penstock.server.tcp import serve_tcp
 
+    given = {"--certificate": certificate, "--key": key, "--tokens": tokens, "--table": table, "--logs": logs}
+    if http is not None:
+        given["--host"], given["--port"] = map(str, parse_address(http))
+    elif table is not None or logs is not None:
+        raise Invalid("--table and --logs go with --http: give it, too")
+    options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
     settings = penstock.StoreSettings(metrics_port=metrics_port)
-    with stop_on_signals() as stopping, penstock.open(store, settings=settings) as opened:
+    with stop_on_signals() as stopping, penstock.open(store, settings=settings) as opened, ExitStack() as ends:
         bound = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
         print(f"penstock://{host}:{bound}", flush=True)
         healer = Healer(opened, opened.clock)
+        beside = None if http is None else HttpProcess([str(store), *options])
+        if beside is not None:
+            ends.callback(beside.close)
         while not stopping.wait(0.25):
+            if beside is not None:
+                beside.check()
             if not healer.heal():
                 opened.check_folder()
                 raise Poisoned(
@@ -201,8 +217,10 @@ def http(  # noqa: PLR0917 - typer reads the signature
     tokens: Annotated[Path | None, typer.Option(help="file that lists tokens and their rights")] = None,
     certificate: Annotated[Path | None, typer.Option(help="PEM file")] = None,
     key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key")] = None,
+    beside: Annotated[bool, typer.Option(hidden=True, help="end with the owner that started it")] = False,
 ) -> None:
     """Answer Prometheus' HTTP API, and take remote write, OTLP and line protocol, until SIGTERM or SIGINT."""
+    from penstock.cli.http_process import parent_has_ended
     from penstock.host.waiting import stop_on_signals
     from penstock.server.rights import Tokens
 
@@ -223,7 +241,8 @@ def http(  # noqa: PLR0917 - typer reads the signature
     ):
         print(f"http{'' if certificate is None else 's'}://{host}:{bound}", flush=True)
         while not stopping.wait(0.25):
-            pass
+            if beside and parent_has_ended():
+                break
 
 
 @app.command()

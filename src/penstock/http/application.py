@@ -7,7 +7,7 @@ host and origin, its token and rights, the size of its body, and only then its c
     POST       /api/v1/write                    remote write 1.0 and 2.0
     POST       /v1/metrics, /v1/logs            OTLP: metrics to the default table, logs to a queue
     POST       /write, /api/v2/write            line protocol
-    GET        /-/healthy, /-/ready
+    GET        /-/healthy, /-/ready, /metrics   of the store itself
 
 Without tokens it listens on loopback only, and reads; `write=True` lets it write. A browser's page cannot use it: the
 host has to be a loopback name, and an `Origin` has to be that host.
@@ -35,14 +35,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from penstock.errors import Backpressure, FixTheCall, Invalid, NotFound, PenstockError, WaitExpired
+from penstock.errors import Backpressure, FixTheCall, Invalid, NotFound, PenstockError, Poisoned, WaitExpired
+from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.http.line_protocol import decode_lines
 from penstock.http.otlp import decode_logs, decode_metrics, metrics_answer
 from penstock.http.prometheus_api import ANSWERS, ExecutionRefused, ReadRequest, label_values
 from penstock.http.remote_write import decode_write, write_version
-from penstock.http.samples import ReceivedSamples
+from penstock.http.samples import LabelCache, ReceivedSamples
 from penstock.series.reader import SeriesReader
+from penstock.series.section import MetricMetadata
 from penstock.server.rights import READ, WRITE, Right, Rights
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ GZIP_MEMBERS_MAX = 100  # one after the other
 PARAMETERS_MAX = 1_000
 FORM_BYTES_MAX = 1 << 20  # parameters of a query
 BODY_S = 30.0  # for all of a body to arrive
+DECODE_S = 10.0  # for lines to be decoded
+DESCRIBED_MAX = 100_000  # metrics whose metadata are not written again
 REQUESTS_MAX = 64  # at work or waiting for a thread
 THREADS_MAX = 8  # that read, and as many that write: slow queries do not keep samples waiting
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -92,9 +96,13 @@ class _Door:
         self._clock = clock
         self._threads: dict[Right, CapacityLimiter] = {}  # made in the event loop
         self._working = 0
+        self._labels = LabelCache()
+        self._recovering = threads.lock("http.recovering")
+        self._described: dict[tuple[int, str], MetricMetadata] = {}  # by table and metric: what is stored already
 
     def routes(self) -> list[Route]:
         made = [Route(f"/-/{name}", self._alive) for name in ("healthy", "ready")]
+        made.append(Route("/metrics", self._metrics))
         for prefix in PREFIXES:
             base = f"{prefix}/api/v1"
             for name in ANSWERS:
@@ -112,6 +120,17 @@ class _Door:
 
     async def _alive(self, request: Request) -> Response:
         return Response("Penstock is healthy.\n", media_type="text/plain")
+
+    async def _metrics(self, request: Request) -> Response:
+        return await self._guarded(request, self._metrics_answer, None)
+
+    async def _metrics_answer(self, request: Request, _: None) -> Response:
+        """Answer with the metrics of the store, which name all tables."""
+        rights = self._rights(request)
+        if rights is not None and not rights.allows_everywhere(READ):
+            raise _Refused(403, "bad_data", "the token does not give the right to read every table")
+        text = await self._in_thread(READ, self._store.metrics.exposition)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     # -- the order of a request
 
@@ -159,17 +178,23 @@ class _Door:
         if origin is not None and origin.partition("://")[2] != host:
             raise _Refused(403, "bad_data", "the request comes from a page of another origin")
 
-    def _check_right(self, request: Request, right: Right, table: str) -> None:
+    def _rights(self, request: Request) -> Rights | None:
+        """Return the rights of a request's token; None if the server has no tokens."""
         rights_of = self._settings.rights_of
         if rights_of is None:
-            if right == WRITE and not self._settings.write:
-                raise _Refused(403, "bad_data", "this server only reads: start it with write=True")
-            return
+            return None
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         rights = rights_of(token.strip()) if scheme.lower() == "bearer" else None
         if rights is None:
             raise _Refused(401, "bad_data", "a bearer token that the server knows is needed")
-        if not rights.allows(right, table):
+        return rights
+
+    def _check_right(self, request: Request, right: Right, table: str) -> None:
+        rights = self._rights(request)
+        if rights is None:
+            if right == WRITE and not self._settings.write:
+                raise _Refused(403, "bad_data", "this server only reads: start it with write=True")
+        elif not rights.allows(right, table):
             raise _Refused(403, "bad_data", f"the token does not give the right to {right} {table}")
 
     def _table(self, request: Request) -> str:
@@ -214,13 +239,26 @@ class _Door:
 
     # -- writing
 
+    def _writing(self, decode: WriteAct, request: Request, body: bytes) -> Response:
+        """Write; after a failure that stopped all writes, for lack of an owner, recover first."""
+        try:
+            return decode(request, body)
+        except Poisoned:
+            if not self._recovering.acquire(blocking=False):
+                raise
+            try:
+                self._store.recover()  # what was kept is sent again, with its tokens
+            finally:
+                self._recovering.release()
+        return decode(request, body)
+
     async def _write_answer(self, request: Request, decode: WriteAct) -> Response:
         target = self._table(request) if decode != self._otlp_logs else self._settings.logs
         if target is None:
             raise _Refused(404, "not_found", "this server takes no logs: start it with the name of a queue for them")
         self._check_right(request, WRITE, target)
         body = await _body(request, BODY_BYTES_MAX)
-        answer: Response = await self._in_thread(WRITE, partial(decode, request, body))
+        answer: Response = await self._in_thread(WRITE, partial(self._writing, decode, request, body))
         return answer
 
     def _remote_write(self, request: Request, body: bytes) -> Response:
@@ -230,7 +268,7 @@ class _Door:
             raise _Refused(415, "bad_data", str(refused)) from None
         if request.headers.get("content-encoding", "snappy") != "snappy":
             raise _Refused(415, "bad_data", "remote write is compressed by snappy")
-        return self._store_samples(request, decode_write(body, version))
+        return self._store_samples(request, decode_write(body, version, self._labels))
 
     def _otlp_metrics(self, request: Request, body: bytes) -> Response:
         _check_otlp(request)
@@ -247,20 +285,32 @@ class _Door:
 
     def _lines(self, request: Request, body: bytes) -> Response:
         precision = request.query_params.get("precision", "ns")
-        received = decode_lines(_plain_body(request, body), self._clock.time_us(), precision)
+        until_s = self._clock.monotonic_s() + DECODE_S
+
+        def check() -> None:
+            if self._clock.monotonic_s() > until_s:
+                raise WaitExpired(f"the lines take longer than {DECODE_S:g} s to decode: send fewer at once")
+
+        received = decode_lines(_plain_body(request, body), self._clock.time_us(), precision, check)
         return self._store_samples(request, received)
 
     def _store_samples(self, request: Request, received: ReceivedSamples, answer: Response | None = None) -> Response:
         """Write samples and metadata in one commit, and wait until it is durable."""
         table = self._table(request)
         self._store.series(table, create=False)
-        if len(received) or received.metadata:
+        info = self._store.port.table(table)
+        table_id = 0 if info is None else info.table_id
+        described = [each for each in received.metadata if self._described.get((table_id, each.metric)) != each]
+        if len(received) or described:
             with self._store.batch() as batch:
                 series = batch.series(table)
                 if len(received):
                     series.write_block(received.to_block())
-                for known in received.metadata:
-                    series.set_metadata(known.metric, type=known.type, unit=known.unit, help=known.help)
+                for each in described:
+                    series.set_metadata(each.metric, type=each.type, unit=each.unit, help=each.help)
+            if len(self._described) > DESCRIBED_MAX:
+                self._described.clear()
+            self._described.update({(table_id, each.metric): each for each in described})  # after the commit
         made = answer or Response(status_code=204)
         for kind, count in (("Samples", len(received)), ("Histograms", 0), ("Exemplars", 0)):
             made.headers[f"X-Prometheus-Remote-Write-{kind}-Written"] = str(count)

@@ -10,7 +10,7 @@ Thread: pure functions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock.arguments import in_short
 from penstock.errors import Invalid
@@ -20,6 +20,7 @@ from penstock.series.options import TIME_MAX, TIME_MIN
 
 BODY_BYTES_MAX = 32 << 20
 FIELDS_MAX = 1_024  # of one line
+LINES_UNCHECKED = 256  # decoded between two looks at the clock
 PRECISIONS_NS = {"ns": 1, "n": 1, "us": 1_000, "u": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 # A comment; or measurement and tags, then fields. Nothing is tried twice: a part may have megabytes.
 _LINE = re.compile(
@@ -37,8 +38,13 @@ _TIME = re.compile(r"-?[0-9]{1,19}")
 _TRUE, _FALSE = ("t", "T", "true", "True", "TRUE"), ("f", "F", "false", "False", "FALSE")
 
 
-def decode_lines(body: bytes, now_us: int, precision: str = "ns") -> ReceivedSamples:
-    """Decode lines; those without a time are of `now_us`. `Invalid` names the first line that is malformed."""
+def decode_lines(
+    body: bytes, now_us: int, precision: str = "ns", check: Callable[[], None] = lambda: None
+) -> ReceivedSamples:
+    """Decode lines; those without a time are of `now_us`. `Invalid` names the first line that is malformed.
+
+    `check` is called now and then, and may raise to end it.
+    """
     if len(body) > BODY_BYTES_MAX:
         raise Invalid(f"the body has {len(body)} bytes: at most {BODY_BYTES_MAX} are allowed")
     unit_ns = PRECISIONS_NS.get(precision)
@@ -50,6 +56,8 @@ def decode_lines(body: bytes, now_us: int, precision: str = "ns") -> ReceivedSam
         raise Invalid(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     found = SampleCollector()
     for number, line in enumerate(_lines(text), 1):
+        if not number % LINES_UNCHECKED:
+            check()
         if line and not line.isspace() and not line.lstrip().startswith("#"):
             try:
                 _LineReader(line.strip(" \r")).into(found, now_us, unit_ns)
@@ -94,7 +102,7 @@ class _LineReader:
                 found.left_out += 1
             else:
                 metric = measurement if key == "value" else f"{measurement}_{key}"
-                found.add({**labels, METRIC: metric}, [time_us], [value])
+                found.add({**labels, METRIC: metric}, time_us, value)
 
     def _fields(self) -> list[tuple[str, float | None]]:
         fields: list[tuple[str, float | None]] = []

@@ -24,10 +24,13 @@ import msgspec
 
 from penstock.errors import Invalid
 from penstock.http.samples import ReceivedSamples, SampleCollector
+from penstock.http.wire_format import MalformedMessage, check_messages
 from penstock.promql.source import STALE_BITS
 from penstock.series.labels import METRIC
 
 BODY_BYTES_MAX = 32 << 20
+BLOCKS_MAX = 1_000_000  # texts and messages in a body: each takes some 100 bytes when it is decoded
+CHECKED_BYTES_MIN = 1 << 20  # of a body in which they are counted first
 LOGS_MAX = 100_000
 LOG_BYTES_MAX = 64 << 20  # of all messages of a request
 ATTRIBUTES_MAX = 256  # of one point
@@ -85,8 +88,10 @@ def _parsed(signal: str, message: str, body: bytes) -> Any:
     service, decode_error = _service(signal)
     request = getattr(service, message)()
     try:
+        if len(body) > CHECKED_BYTES_MIN:  # a smaller one cannot become much
+            check_messages(body, request.DESCRIPTOR, BLOCKS_MAX)
         request.ParseFromString(body)
-    except decode_error as error:
+    except (MalformedMessage, decode_error) as error:
         raise Invalid(f"the body is not a request of OTLP {signal}: {str(error)[:80]}") from None
     return request
 
@@ -123,7 +128,7 @@ def _add_metric(found: SampleCollector, metric: Any, base: Mapping[str, str], no
         stale = bool(point.flags & _NO_VALUE)
         for suffix, more, value in _values(kind, point):
             full = {**labels, **more, METRIC: name + suffix}
-            found.add(full, [time_us], [STALE if stale else value])
+            found.add(full, time_us, STALE if stale else value)
 
 
 def _values(kind: str, point: Any) -> Iterator[tuple[str, dict[str, str], float]]:

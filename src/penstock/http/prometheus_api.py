@@ -11,12 +11,13 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from penstock.arguments import in_short, microseconds
 from penstock.errors import FixTheCall, Invalid
 from penstock.host.clock import Clock
-from penstock.promql import QueryBudget, QueryLimits, QueryResult, StepGrid, parse_query, step_grid
+from penstock.http.query_json import query_json
+from penstock.http.result_json import result_json
+from penstock.promql import QueryBudget, QueryLimits, StepGrid, parse_query, step_grid
+from penstock.promql.formatting import format_query
 from penstock.series.labels import METRIC
 from penstock.series.reader import SeriesReader
 from penstock.series.selectors import parse_selector
@@ -26,8 +27,6 @@ PROMETHEUS_VERSION = "3.5.0"  # whose API this is
 TIMEOUT_S, TIMEOUT_S_MAX = 30.0, 60.0
 SECONDS_MAX = 1e10  # of a duration
 LIMIT_MAX = 1_000_000  # rows of one answer that is a list
-LABEL_CHARACTERS_MAX = 256 << 20  # of one answer to a query
-POINTS_MAX = 2_000_000  # of one answer to a query: each takes some 200 bytes until it is sent
 _DURATION = re.compile(r"(?:[0-9]+(?:ms|[smhdwy]))+")
 _DURATION_PART = re.compile(r"([0-9]+)(ms|[smhdwy])")
 _UNITS_US = {"ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3_600 * 10**6, "d": 86_400 * 10**6}
@@ -143,38 +142,19 @@ def _query_range(table: SeriesReader, request: ReadRequest) -> Any:
     return _evaluated(table, text, grid, request.budget(), instant=False)
 
 
+def _format_query(table: SeriesReader, request: ReadRequest) -> Any:
+    return format_query(parse_query(_one(request.parameters, "query")))
+
+
+def _parse_query(table: SeriesReader, request: ReadRequest) -> Any:
+    return query_json(parse_query(_one(request.parameters, "query")))
+
+
 def _evaluated(table: SeriesReader, text: str, grid: StepGrid, budget: QueryBudget, *, instant: bool) -> Any:
     try:
         return result_json(table.evaluate(text, grid, budget, instant=instant))
     except Invalid as refused:
         raise ExecutionRefused(str(refused)) from None
-
-
-def result_json(result: QueryResult) -> dict[str, Any]:
-    """Return the result of a query in Prometheus' shape."""
-    samples = result.samples
-    if len(samples.values) > POINTS_MAX:
-        raise Invalid(f"an answer has at most {POINTS_MAX} points, not {len(samples.values)}: give a longer step")
-    characters = int(samples.labels.characters().sum())
-    if characters > LABEL_CHARACTERS_MAX:
-        raise Invalid(f"an answer has at most {LABEL_CHARACTERS_MAX} characters of labels: select fewer series")
-    if result.kind == "string":
-        return {"resultType": "string", "result": [0, result.text]}
-    seconds, values = (samples.times / 1e6).tolist(), shown_values(samples.values)
-    points = list(map(list, zip(seconds, values, strict=True)))
-    if result.kind == "scalar":
-        return {"resultType": "scalar", "result": points[0]}
-    starts = samples.starts.tolist()
-    rows = zip(samples.labels.label_sets(), starts, starts[1:], strict=False)
-    if result.kind == "vector":
-        return {"resultType": "vector", "result": [{"metric": m, "value": points[a]} for m, a, b in rows if a < b]}
-    return {"resultType": "matrix", "result": [{"metric": m, "values": points[a:b]} for m, a, b in rows if a < b]}
-
-
-def shown_values(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[str]:
-    """Return numbers as Prometheus writes them: as few digits as tell them apart, NaN, +Inf and -Inf."""
-    odd = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
-    return [odd.get(text) or text.removesuffix(".0") for text in map(repr, values.tolist())]
 
 
 def _series(table: SeriesReader, request: ReadRequest) -> Any:
@@ -238,6 +218,8 @@ ANSWERS: Mapping[str, Answer] = MappingProxyType(
         "series": _series,
         "labels": _labels,
         "metadata": _metadata,
+        "format_query": _format_query,
+        "parse_query": _parse_query,
         "query_exemplars": lambda *_: [],
         "rules": lambda *_: {"groups": []},
         "alerts": lambda *_: {"alerts": []},

@@ -1,51 +1,41 @@
 """Prometheus remote write: the body of a request becomes columns. Version 1.0 repeats labels, 2.0 has a table of texts.
 
-The messages are described here, with the fields that are read; others are skipped by the decoder. Native histograms are
-counted and left out.
+The fields that matter are read in place; others are skipped. Senders repeat the labels of a series with every sample,
+in the same bytes, so those are decoded once and remembered (`LabelCache`), and the samples of all series, which nearly
+always have one layout, are decoded together. Native histograms are counted and left out.
 
-Thread: pure functions. The package protobuf is imported with the first request.
+Thread: pure functions, but for the cache, which any thread may use.
 """
 
 from __future__ import annotations
 
-import importlib
-from functools import lru_cache
-from typing import Any
+import struct
+from array import array
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import Invalid
-from penstock.http.samples import ReceivedSamples, SampleCollector
-from penstock.series.labels import LABELS_MAX, METRIC
+from penstock.http import samples as samples_module
+from penstock.http.samples import LabelCache, ReceivedSamples, SampleCollector
+from penstock.http.wire_format import BLOCK, FIXED64, VARINT, MalformedMessage, read_fields, read_varint, signed
+from penstock.series.labels import LABELS_MAX, METRIC, Labels, check_labels
 from penstock.series.options import TIME_MAX, TIME_MIN
 
 BODY_BYTES_MAX = 32 << 20  # of a decompressed body
+SYMBOLS_MAX = 1 << 20
 CONTENT_TYPE = "application/x-protobuf"
 VERSIONS = {"prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
 METRIC_TYPES = ("unknown", "counter", "gauge", "histogram", "histogram", "summary", "info", "stateset")
-
-# name, number, type (of descriptor.proto, or a message), repeated
-_DOUBLE, _INT64, _INT32, _STRING, _UINT32, _BYTES = 1, 3, 5, 9, 13, 12
-_MESSAGES: dict[str, list[tuple[str, int, int | str, bool]]] = {
-    "Label": [("name", 1, _STRING, False), ("value", 2, _STRING, False)],
-    "Sample": [("value", 1, _DOUBLE, False), ("timestamp", 2, _INT64, False)],
-    "MetricMetadataV1": [
-        ("type", 1, _INT32, False),
-        ("metric_family_name", 2, _STRING, False),
-        ("help", 4, _STRING, False),
-        ("unit", 5, _STRING, False),
-    ],
-    "TimeSeriesV1": [("labels", 1, "Label", True), ("samples", 2, "Sample", True), ("histograms", 4, _BYTES, True)],
-    "RequestV1": [("timeseries", 1, "TimeSeriesV1", True), ("metadata", 3, "MetricMetadataV1", True)],
-    "MetricMetadataV2": [("type", 1, _INT32, False), ("help_ref", 3, _UINT32, False), ("unit_ref", 4, _UINT32, False)],
-    "TimeSeriesV2": [
-        ("labels_refs", 1, _UINT32, True),
-        ("samples", 2, "Sample", True),
-        ("histograms", 3, _BYTES, True),
-        ("metadata", 5, "MetricMetadataV2", False),
-    ],
-    "RequestV2": [("symbols", 4, _STRING, True), ("timeseries", 5, "TimeSeriesV2", True)],
-}
+# A sample as all senders write it: the field, 16 bytes, the value, and milliseconds (since 2004) in six bytes.
+SAMPLE_BYTES = 18
+_SAMPLE_HEAD = b"\x12\x10\x09"
+_FIXED_PLACES, _FIXED_BYTES = [0, 1, 2, 11], np.array([0x12, 0x10, 0x09, 0x10], np.uint8)
+_DOUBLE = struct.Struct("<d")
+_FIELD_1, _FIELD_2, _FIELD_3, _FIELD_4, _FIELD_5 = (number << 3 | BLOCK for number in range(1, 6))
+_SERIES_1, _METADATA_1, _SERIES_2 = _FIELD_1, _FIELD_3, _FIELD_5
+_NUMBER_1, _VALUE, _TIME = 1 << 3 | VARINT, 1 << 3 | FIXED64, 2 << 3 | VARINT
 
 
 def write_version(content_type: str) -> int:
@@ -60,16 +50,14 @@ def write_version(content_type: str) -> int:
     return version
 
 
-def decode_write(body: bytes, version: int) -> ReceivedSamples:
+def decode_write(body: bytes, version: int, cache: LabelCache | None = None) -> ReceivedSamples:
     """Decompress and decode a request of version 1 or 2; `Invalid` if it is malformed or too large."""
     data = decompressed(body)
-    messages = _messages()
-    request = messages[f"RequestV{version}"]()
+    request = _WriteRequest(data, LabelCache() if cache is None else cache)
     try:
-        request.ParseFromString(data)
-    except messages["error"] as error:
-        raise Invalid(f"the body is not a request of remote write {version}.0: {str(error)[:80]}") from None
-    return _decoded_v1(request) if version == 1 else _decoded_v2(request)
+        return request.version_1() if version == 1 else request.version_2()
+    except (MalformedMessage, UnicodeDecodeError) as error:
+        raise Invalid(f"the body is not a request of remote write {version}.0: {error}") from None
 
 
 def decompressed(body: bytes) -> bytes:
@@ -95,39 +83,176 @@ def decompressed(body: bytes) -> bytes:
     return data
 
 
-def _decoded_v1(request: Any) -> ReceivedSamples:
-    found = SampleCollector()
-    for series in request.timeseries:
-        if len(series.labels) > LABELS_MAX:
-            raise Invalid(f"a series has {len(series.labels)} labels: at most {LABELS_MAX} are allowed")
-        labels = {label.name: label.value for label in series.labels}
-        if len(labels) != len(series.labels):
-            raise Invalid("a series names a label twice")
-        _add(found, labels, series)
-    for known in request.metadata:
-        found.describe(known.metric_family_name, type=_type(known.type), unit=known.unit, help=known.help)
-    return found.result()
+class _WriteRequest:
+    """One request while it is decoded."""
 
+    def __init__(self, data: bytes, cache: LabelCache) -> None:
+        self._data = data
+        self._cache = cache
+        self._found = SampleCollector()
+        self._numbers: list[int] = []  # of each entry, its series
+        self._fields: list[bytes] = []  # its samples, as they were sent
+        self._counts: list[int] = []  # and how many they are
+        self._total = 0
 
-def _decoded_v2(request: Any) -> ReceivedSamples:
-    symbols = list(request.symbols)
-    if symbols[:1] not in ([], [""]):
-        raise Invalid("the first symbol of remote write 2.0 is the empty text")
-    found = SampleCollector()
-    for series in request.timeseries:
-        refs = list(series.labels_refs)
+    def _add(self, labels: Labels, samples: bytes, count: int) -> None:
+        if len(self._numbers) == samples_module.SERIES_MAX:
+            raise Invalid(f"a request has at most {samples_module.SERIES_MAX} series: send fewer at once")
+        self._total += count
+        self._found.check_room(self._total)
+        self._numbers.append(self._found.number_of(labels))
+        self._fields.append(samples)
+        self._counts.append(count)
+
+    def _spans(self, spans: list[tuple[int, int]]) -> bytes:
+        return b"".join([self._data[begin:end] for begin, end in spans])
+
+    def _text(self, start: int, end: int) -> str:
+        return self._data[start:end].decode()
+
+    def result(self) -> ReceivedSamples:
+        """Return what was decoded."""
+        times_ms, values = _decoded_samples(self._fields)
+        low, high = -(-TIME_MIN // 1_000), TIME_MAX // 1_000
+        if len(times_ms) and not low <= times_ms.min() <= times_ms.max() < high:
+            raise Invalid("a sample's time is outside the years 1 to 9999: it is in milliseconds since 1970")
+        index = np.repeat(np.array(self._numbers, np.int64), np.array(self._counts, np.int64))
+        return self._found.with_samples(index, times_ms * 1_000, values)
+
+    # -- version 1: series (1) of labels (1), samples (2) and histograms (4); metadata (3)
+
+    def version_1(self) -> ReceivedSamples:
+        data, known = self._data, self._cache.get
+        for tag, _, start, end in read_fields(data, 0, len(data)):
+            if tag == _SERIES_1:
+                split = end - SAMPLE_BYTES
+                if data[split : split + 3] == _SAMPLE_HEAD and (labels := known(data[start:split])) is not None:
+                    self._add(labels, data[split:end], 1)  # known labels end at a field, so this is one sample
+                else:
+                    self._series_1(start, end)
+            elif tag == _METADATA_1:
+                self._metadata_1(start, end)
+        return self.result()
+
+    def _series_1(self, at: int, end: int) -> None:
+        pairs: list[tuple[str, str]] = []
+        spans: list[tuple[int, int]] = []
+        labels_end = at  # of those that stand first, as they do in what senders send
+        for tag, begin, start, stop in read_fields(self._data, at, end):
+            if tag == _FIELD_1:
+                if len(pairs) == LABELS_MAX:
+                    raise Invalid(f"a series has more than {LABELS_MAX} labels: at most {LABELS_MAX} are allowed")
+                pairs.append(self._label(start, stop))
+                labels_end = stop if labels_end == begin else -1
+            elif tag == _FIELD_2:
+                spans.append((begin, stop))
+                self._found.check_room(self._total + len(spans))
+            elif tag == _FIELD_4:
+                self._found.left_out += 1
+        labels = _checked(pairs)
+        if labels_end > 0:
+            self._cache.put(self._data[at:labels_end], labels, labels_end - at)
+        self._add(labels, self._spans(spans), len(spans))
+
+    def _label(self, at: int, end: int) -> tuple[str, str]:
+        name = value = ""
+        for tag, _, start, stop in read_fields(self._data, at, end):
+            if tag == _FIELD_1:
+                name = self._text(start, stop)
+            elif tag == _FIELD_2:
+                value = self._text(start, stop)
+        return name, value
+
+    def _metadata_1(self, at: int, end: int) -> None:
+        texts = {2: "", 4: "", 5: ""}
+        number = 0
+        for tag, _, start, stop in read_fields(self._data, at, end):
+            if tag == _NUMBER_1:
+                number = start
+            elif tag & 7 == BLOCK and tag >> 3 in texts:
+                texts[tag >> 3] = self._text(start, stop)
+        self._found.describe(texts[2], type=_type(number), help=texts[4], unit=texts[5])
+
+    # -- version 2: symbols (4); series (5) of references (1), samples (2), histograms (3) and metadata (5)
+
+    def version_2(self) -> ReceivedSamples:
+        symbols: list[str] = []
+        series: list[tuple[int, int]] = []
+        for tag, _, start, end in read_fields(self._data, 0, len(self._data)):
+            if tag == _FIELD_4:
+                symbols.append(self._text(start, end))
+                if len(symbols) > SYMBOLS_MAX:
+                    raise Invalid(f"a request has at most {SYMBOLS_MAX} symbols: send fewer series at once")
+            elif tag == _SERIES_2:
+                series.append((start, end))
+                if len(series) > samples_module.SERIES_MAX:
+                    raise Invalid(f"a request has at most {samples_module.SERIES_MAX} series: send fewer at once")
+        if symbols[:1] not in ([], [""]):
+            raise Invalid("the first symbol of remote write 2.0 is the empty text")
+        for at, end in series:
+            self._series_2(symbols, at, end)
+        return self.result()
+
+    def _series_2(self, symbols: list[str], at: int, end: int) -> None:
+        refs: list[int] = []
+        spans: list[tuple[int, int]] = []
+        about: tuple[int, int] | None = None
+        for tag, begin, start, stop in read_fields(self._data, at, end):
+            if tag == _FIELD_1:
+                refs += self._packed(start, stop)
+            elif tag == _FIELD_2:
+                spans.append((begin, stop))
+                self._found.check_room(self._total + len(spans))
+            elif tag == _FIELD_3:
+                self._found.left_out += 1
+            elif tag == _FIELD_5:
+                about = start, stop
+            elif tag == _NUMBER_1:
+                refs.append(start)
+            if len(refs) > 2 * LABELS_MAX:
+                break
         if len(refs) % 2 or len(refs) > 2 * LABELS_MAX:
             raise Invalid(f"labels_refs are pairs, at most {LABELS_MAX} of them, not {len(refs)} numbers")
-        texts = [_symbol(symbols, ref) for ref in refs]
-        labels = dict(zip(texts[::2], texts[1::2], strict=True))
-        if 2 * len(labels) != len(refs):
-            raise Invalid("a series names a label twice")
-        _add(found, labels, series)
-        about = series.metadata
-        if about.type or about.help_ref or about.unit_ref:
-            unit, text = _symbol(symbols, about.unit_ref), _symbol(symbols, about.help_ref)
-            found.describe(_family(labels, about.type), type=_type(about.type), unit=unit, help=text)
-    return found.result()
+        texts = tuple([_symbol(symbols, ref) for ref in refs])
+        labels = self._cache.get(texts)
+        if labels is None:
+            labels = _checked(list(zip(texts[::2], texts[1::2], strict=True)))
+            self._cache.put(texts, labels, sum(map(len, texts)))
+        self._add(labels, self._spans(spans), len(spans))
+        if about is not None:
+            self._metadata_2(symbols, labels, *about)
+
+    def _packed(self, at: int, end: int) -> list[int]:
+        """Return packed numbers, and not many more than a series may have."""
+        numbers: list[int] = []
+        while at < end and len(numbers) <= 2 * LABELS_MAX:
+            number = self._data[at]
+            if number < 128:
+                at += 1
+            else:
+                number, at = read_varint(self._data, at, end)
+            numbers.append(number)
+        return numbers
+
+    def _metadata_2(self, symbols: list[str], labels: Labels, at: int, end: int) -> None:
+        numbers = {1: 0, 3: 0, 4: 0}  # type, and references to help and unit
+        for tag, _, start, _ in read_fields(self._data, at, end):
+            if tag & 7 == VARINT and tag >> 3 in numbers:
+                numbers[tag >> 3] = start
+        if any(numbers.values()):
+            kind = _type(numbers[1])
+            text, unit = (_symbol(symbols, numbers[field]) for field in (3, 4))
+            self._found.describe(_family(dict(labels)[METRIC], kind), type=kind, help=text, unit=unit)
+
+
+def _checked(pairs: list[tuple[str, str]]) -> Labels:
+    """Return the canonical labels of a series; `Invalid` if they break a rule."""
+    labels = dict(pairs)
+    if len(labels) != len(pairs):
+        raise Invalid("a series names a label twice")
+    if not labels.get(METRIC):
+        raise Invalid(f"a series has no {METRIC}: name its metric")
+    return check_labels(labels.pop(METRIC), labels)
 
 
 def _symbol(symbols: list[str], ref: int) -> str:
@@ -136,51 +261,37 @@ def _symbol(symbols: list[str], ref: int) -> str:
     return symbols[ref]
 
 
-def _add(found: SampleCollector, labels: dict[str, str], series: Any) -> None:
-    if not labels.get(METRIC):
-        raise Invalid(f"a series has no {METRIC}: name its metric")
-    found.check_room(len(series.samples))
-    found.left_out += len(series.histograms)
-    times = [sample.timestamp * 1000 for sample in series.samples]
-    if times and not TIME_MIN <= min(times) <= max(times) < TIME_MAX:
-        raise Invalid("a sample's time is outside the years 1 to 9999: it is in milliseconds since 1970")
-    found.add(labels, times, [sample.value for sample in series.samples])
+def _decoded_samples(fields: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the times, in milliseconds, and the values of samples."""
+    data = b"".join(fields)
+    if not any(len(some) % SAMPLE_BYTES for some in fields):
+        rows = np.frombuffer(data, np.uint8).reshape(-1, SAMPLE_BYTES)
+        high = rows & 128 == 128
+        if (rows[:, _FIXED_PLACES] == _FIXED_BYTES).all() and high[:, 12:17].all() and not high[:, 17].any():
+            values = np.ascontiguousarray(rows[:, 3:11]).view("<f8").reshape(-1).astype(np.float64)
+            digits = (rows[:, 12:] & 127).astype(np.int64)
+            return (digits << (7 * np.arange(6))).sum(axis=1), values
+    times, numbers = array("q"), array("d")
+    for _, _, at, end in read_fields(data, 0, len(data)):
+        moment, number = 0, 0.0
+        for tag, _, start, _ in read_fields(data, at, end):
+            if tag == _VALUE:
+                number = _DOUBLE.unpack_from(data, start)[0]
+            elif tag == _TIME:
+                moment = signed(start)
+        times.append(moment)
+        numbers.append(number)
+    return np.frombuffer(times, np.int64), np.frombuffer(numbers, np.float64)
 
 
 def _type(number: int) -> str:
     return METRIC_TYPES[number] if 0 < number < len(METRIC_TYPES) else "unknown"
 
 
-def _family(labels: dict[str, str], number: int) -> str:
+def _family(metric: str, kind: str) -> str:
     """Return the metric that metadata describe: histograms and summaries have series of several names."""
-    metric = labels[METRIC]
-    if _type(number) in ("histogram", "summary"):
+    if kind in ("histogram", "summary"):
         for suffix in ("_bucket", "_count", "_sum"):
             if metric.endswith(suffix):
                 return metric.removesuffix(suffix)
     return metric
-
-
-@lru_cache(1)
-def _messages() -> dict[str, Any]:
-    """Return the classes of the messages, and the error of their decoder."""
-    try:
-        descriptors = importlib.import_module("google.protobuf.descriptor_pb2")
-        pools = importlib.import_module("google.protobuf.descriptor_pool")
-        factory = importlib.import_module("google.protobuf.message_factory")
-        decode_error = importlib.import_module("google.protobuf.message").DecodeError
-    except ImportError as missing:
-        raise Invalid("remote write needs the package protobuf: pip install 'penstock[http]'") from missing
-    file = descriptors.FileDescriptorProto(name="penstock/remote_write.proto", package="penstock", syntax="proto3")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field_name, number, kind, repeated in fields:
-            added = message.field.add(name=field_name, number=number, label=3 if repeated else 1)
-            if isinstance(kind, str):
-                added.type, added.type_name = 11, f".penstock.{kind}"
-            else:
-                added.type = kind
-    pool = pools.DescriptorPool()
-    pool.Add(file)
-    classes = {name: factory.GetMessageClass(pool.FindMessageTypeByName(f"penstock.{name}")) for name in _MESSAGES}
-    return {**classes, "error": decode_error}

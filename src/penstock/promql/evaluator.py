@@ -58,14 +58,17 @@ def evaluate(
     *,
     instant: bool,
     settings: EvaluationSettings | None = None,
+    whole: StepGrid | None = None,
 ) -> results.QueryResult:
-    """Evaluate a query at every step of a grid; an instant has one step, and may be of any kind."""
+    """Evaluate a query at every step of a grid; an instant has one step, and may be of any kind.
+
+    `whole` is the grid of the query of which this one is a part: `@ start()` and `@ end()` are its ends.
+    """
     if not 1 <= grid.steps <= STEPS_MAX:
         raise Invalid(f"a range has from 1 to {STEPS_MAX} steps, not {grid.steps}: give a longer step")
-    kind = kind_of(node)
-    if not instant and kind in ("matrix", "string"):
-        raise Invalid(f"a range query needs an expression with one number for each step, not a {kind}")
-    evaluation = QueryEvaluation(source, grid, budget, settings or EvaluationSettings())
+    if not instant:
+        check_range_query(node)
+    evaluation = QueryEvaluation(source, whole or grid, budget, settings or EvaluationSettings())
     with np.errstate(all="ignore"):
         if isinstance(node, (RangeNode, SubqueryNode)):
             return results.QueryResult("matrix", evaluation.samples_of(node))
@@ -75,6 +78,13 @@ def evaluate(
         if isinstance(value, ScalarValue):
             return results.of_scalar(value, grid, "scalar" if instant else "matrix")
         return results.of_vector(value, grid, "vector" if instant else "matrix")
+
+
+def check_range_query(node: QueryNode) -> None:
+    """Raise `Invalid` if an expression does not give numbers for each step."""
+    kind = kind_of(node)
+    if kind in ("matrix", "string"):
+        raise Invalid(f"a range query needs an expression with one number for each step, not a {kind}")
 
 
 def _checked(grid: StepGrid) -> StepGrid:
@@ -95,7 +105,7 @@ class QueryEvaluation:
         self.budget = budget
         self._source = source
         self._settings = settings
-        self._selected: dict[tuple[tuple[LabelMatcher, ...], int, int], SelectedSamples] = {}
+        self._selected: dict[tuple[tuple[LabelMatcher, ...], int, int, StepGrid | None], SelectedSamples] = {}
 
     # -- nodes
 
@@ -178,7 +188,7 @@ class QueryEvaluation:
         """Return the latest sample of each series at each step, and its time in seconds."""
         at = self._placed(node.at, node.offset_us, grid)
         lookback = self._settings.lookback_us
-        selected = self._select(node.matchers, at.start_us - lookback + 1, at.end_us)
+        selected = self._select(node.matchers, at.start_us - lookback + 1, at.end_us, at)
         self.budget.check_cells(len(selected.labels), grid.steps)
         if not len(selected.times):
             return VectorValue.empty(grid.steps), np.zeros((0, grid.steps))
@@ -243,8 +253,10 @@ class QueryEvaluation:
             grid = StepGrid(at, grid.step_us, 1)
         return _checked(grid.shifted(-offset_us))
 
-    def _select(self, matchers: tuple[LabelMatcher, ...], start_us: int, end_us: int) -> SelectedSamples:
-        key = (matchers, start_us, end_us)
+    def _select(
+        self, matchers: tuple[LabelMatcher, ...], start_us: int, end_us: int, steps: StepGrid | None = None
+    ) -> SelectedSamples:
+        key = (matchers, start_us, end_us, steps)
         if key not in self._selected:
-            self._selected[key] = self._source.select(matchers, start_us, end_us, self.budget)
+            self._selected[key] = self._source.select(matchers, start_us, end_us, self.budget, steps)
         return self._selected[key]

@@ -16,6 +16,10 @@ SAMPLES_MAX = 20_000_000  # each takes some 60 bytes while a query runs
 STEPS_MAX = 11_000  # of a range, as in Prometheus
 
 
+class QueryTooLarge(Invalid):
+    """A query reads or holds more than its limits allow: a part of its range may not."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLimits:
     """Limits of one query. A cell is one series at one step; an expression holds a few bytes for each."""
@@ -57,7 +61,8 @@ class QueryBudget:
         """Count samples that were read."""
         self._samples += count
         if self._samples > self.limits.samples_max:
-            raise Invalid(f"a query reads at most {self.limits.samples_max} samples: select fewer series or less time")
+            limit = self.limits.samples_max
+            raise QueryTooLarge(f"a query reads at most {limit} samples: select fewer series or less time")
 
     def check_series(self, count: int) -> None:
         """Refuse more series than one selector may have."""
@@ -78,7 +83,7 @@ class QueryBudget:
         self.check()
         if self._held + series * steps > self.limits.cells_max:
             beside = f" beside {self._held}" if self._held else ""
-            raise Invalid(
+            raise QueryTooLarge(
                 f"a query holds at most {self.limits.cells_max} values at once, not {series} series x {steps} "
                 f"steps{beside}: select fewer series, or a longer step"
             )

@@ -4,7 +4,7 @@ The library reads nearly all of Prometheus 3. What it gets wrong is handled here
 
 - its parser recurses, so the depth and the number of tokens are checked first;
 - a time before 1970 after `@` makes it panic, and `or` between matchers is not PromQL: both are refused;
-- other numbers make it panic, too: that is `Invalid`;
+- a duration as a number of seconds makes it panic if it is too large, which prints: it is refused before;
 - it knows no `anchored`, `smoothed`, arithmetic of durations or `1_000`: its error says so.
 
 Thread: pure functions. The library is imported with the first query.
@@ -16,7 +16,7 @@ import importlib
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 from penstock.arguments import in_short
 from penstock.errors import Invalid
@@ -56,6 +56,12 @@ _TOKEN = re.compile(
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_QUOTED = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`""", re.DOTALL)
+# Durations as numbers of seconds: the library panics if one is not finite or too large.
+_SECONDS = [
+    re.compile(before + r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|inf|nan)(?![a-z0-9_.(])", re.IGNORECASE)
+    for before in (r"\[", r"\[[^\[\]]*:", r"\boffset\s*[-+]?")
+]
 _WORD_OPERATORS = ("and", "or", "unless", "atan2")
 _NATIVE = ("histogram_avg", "histogram_count", "histogram_sum", "histogram_stddev", "histogram_stdvar")
 
@@ -103,6 +109,10 @@ def _library() -> Any:
 
 def _check_size(text: str) -> None:
     """Refuse what would make the library recurse too deeply, or panic."""
+    plain = _QUOTED.sub('""', text)
+    for number in (found for pattern in _SECONDS for found in pattern.finditer(plain)):
+        if not float(number.group(1)) * 1_000_000 <= DURATION_US_MAX:
+            _refuse_duration()
     tokens = nested = 0
     operators = [0]  # for each bracket that is open: of the expression in it, which nests as deep as it has operators
     for token in _TOKEN.finditer(text):
@@ -225,5 +235,9 @@ class _TreeBuilder:
 def _microseconds(duration: timedelta | None) -> int:
     length_us = 0 if duration is None else duration // timedelta(microseconds=1)
     if abs(length_us) > DURATION_US_MAX:
-        raise Invalid(f"a duration in a query has at most {DURATION_US_MAX // 1_000_000} seconds: give a shorter one")
+        _refuse_duration()
     return length_us
+
+
+def _refuse_duration() -> NoReturn:
+    raise Invalid(f"a duration in a query has at most {DURATION_US_MAX // 1_000_000} seconds: give a shorter one")

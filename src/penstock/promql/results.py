@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.promql.labels import LabelMatrix
+from penstock.promql.limits import QueryTooLarge
 from penstock.promql.matching import SAME_LABELS
 from penstock.promql.source import SelectedSamples
 from penstock.promql.tree import METRIC_NAME
@@ -36,7 +37,8 @@ class QueryResult:
             raise Invalid("the query is a text, and not an expression that has numbers")
         size = int((self.samples.labels.characters() * np.diff(self.samples.starts)).sum())
         if size > LABEL_CHARACTERS_MAX:  # more does not fit into a column
-            raise Invalid(f"the rows of the result repeat {size} characters of labels: ask for fewer series or steps")
+            problem = f"the rows of the result repeat {size} characters of labels: ask for fewer series or steps"
+            raise QueryTooLarge(problem)
         metrics: list[str] = []
         maps: list[list[tuple[str, str]]] = []
         for labels in self.samples.labels.label_sets():

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.promql.labels import LabelMatrix
 from penstock.promql.limits import QueryBudget
 from penstock.promql.tree import LabelMatcher
-from penstock.promql.values import F64, I64
+from penstock.promql.values import F64, I64, StepGrid
 
 STALE_BITS = np.uint64(0x7FF0000000000002)  # a NaN: the series ended here
 
@@ -41,6 +41,14 @@ class SampleSource(Protocol):
     """A store of samples, read at one moment."""
 
     def select(
-        self, matchers: Sequence[LabelMatcher], start_us: int, end_us: int, budget: QueryBudget
+        self,
+        matchers: Sequence[LabelMatcher],
+        start_us: int,
+        end_us: int,
+        budget: QueryBudget,
+        steps: StepGrid | None = None,
     ) -> SelectedSamples:
-        """Return the samples of all series that match, from `start_us` to `end_us`, both included."""
+        """Return the samples of all series that match, from `start_us` to `end_us`, both included.
+
+        With `steps`, only the last sample at or before each step is needed: a source may leave out the others.
+        """

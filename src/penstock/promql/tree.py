@@ -163,3 +163,17 @@ def selectors_of(node: QueryNode) -> Iterator[SelectorNode]:
         yield node
     for child in children_of(node):
         yield from selectors_of(child)
+
+
+def reach_us(node: QueryNode, lookback_us: int) -> int:
+    """Return how far back from a step, or ahead, the samples may be that its value needs; of `@` nothing counts."""
+    match node:
+        case SelectorNode():
+            return abs(node.offset_us) + lookback_us if node.at is None else 0
+        case RangeNode():
+            return abs(node.selector.offset_us) + node.range_us if node.selector.at is None else 0
+        case SubqueryNode():
+            inner = reach_us(node.expression, lookback_us)
+            return abs(node.offset_us) + node.range_us + inner if node.at is None else 0
+        case _:
+            return max((reach_us(child, lookback_us) for child in children_of(node)), default=0)

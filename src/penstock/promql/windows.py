@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from penstock.promql.values import F64, I64, Mask, StepGrid, any_of
 
 SORTED_SAMPLES = 1 << 22  # that are gathered for sorting at once
 BLOCK_SAMPLES = 1 << 21  # that are copied at once
+LONG_SAMPLES = 512  # of each series: it is searched by itself
 
 
 def counts_up_to(selected: SelectedSamples, grid: StepGrid) -> I64:
@@ -29,6 +31,14 @@ def counts_up_to(selected: SelectedSamples, grid: StepGrid) -> I64:
     series, steps = len(selected.labels), grid.steps
     if not len(selected.times):
         return np.broadcast_to(selected.starts[:-1, None], (series, steps)).copy()
+    if len(selected.times) >= LONG_SAMPLES * series:  # fewer steps than samples: search the steps among the samples
+        moments = grid.times()
+        found = np.empty((series, steps), np.int64)
+        starts = selected.starts.tolist()
+        for row, (start, end) in enumerate(pairwise(starts)):
+            found[row] = np.searchsorted(selected.times[start:end], moments, "right")
+            found[row] += start
+        return found
     of_sample = np.repeat(np.arange(series, dtype=np.int64), np.diff(selected.starts))
     # The first step at or after the sample: the division is rounded up.
     step = np.clip(-(-(selected.times - grid.start_us) // grid.step_us), 0, steps)
@@ -83,8 +93,12 @@ def windows_over(
 ) -> RangeWindows:
     """Return the windows that end at the times of a grid; series without any sample in one are left out."""
     budget.check_cells(len(selected.labels), len(evaluated_us))
-    high = counts_up_to(selected, grid)
-    low = counts_up_to(selected, grid.shifted(-range_us))
+    ahead, uneven = divmod(range_us, grid.step_us)
+    if not uneven and ahead <= grid.steps:  # a window begins where another ends, some steps before
+        borders = counts_up_to(selected, StepGrid(grid.start_us - range_us, grid.step_us, grid.steps + ahead))
+        low, high = borders[:, : grid.steps], borders[:, ahead:]
+    else:
+        low, high = counts_up_to(selected, grid.shifted(-range_us)), counts_up_to(selected, grid)
     rows = any_of(high > low, 1)
     labels = selected.labels
     if not rows.all():

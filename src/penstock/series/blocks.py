@@ -13,7 +13,7 @@ equal bytes. (3) values are bit-exact, NaN payloads included.
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pcodec import ChunkConfig
 from pcodec.standalone import simple_compress, simple_decompress_into
 
 from penstock.errors import CorruptionError
-from penstock.series.samples import I64, NO_SAMPLES, NO_TOMBSTONES, U32, U64, Flags, Samples, Tombstones
+from penstock.series.samples import I64, NO_SAMPLES, NO_TOMBSTONES, U32, U64, Flags, Samples, SampleSteps, Tombstones
 
 VERSION = 1
 CHUNK_SAMPLES_MIN = 1_000  # a series with fewer shares a chunk with its neighbours
@@ -205,12 +205,25 @@ class _Layout(NamedTuple):
     kind: int
 
 
+class DecodedChunks(Protocol):
+    """Chunks that are kept as they were decoded, and the bytes of their block, which are not."""
+
+    def load(self) -> bytes:
+        """Return the bytes of the block."""
+
+    def get(self, chunk: int) -> U64 | None:
+        """Return a chunk; None if it is not kept."""
+
+    def put(self, chunk: int, items: U64) -> None:
+        """Keep a chunk, perhaps."""
+
+
 class Block:
     """A block, of which only the directory is decoded."""
 
-    __slots__ = ("_chunk_at", "_chunks", "_column_starts", "_columns", "_data", "_starts", "deleted", "runs")
+    __slots__ = ("_chunk_at", "_chunks", "_column_starts", "_columns", "_data", "_kept", "_starts", "deleted", "runs")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, kept: DecodedChunks | None = None) -> None:
         try:
             version, codec, _, runs, columns, chunks, deleted, size, stored = _HEADER.unpack_from(data)
         except struct.error:
@@ -237,7 +250,8 @@ class Block:
         self._chunks, at = _columns(directory, _CHUNK_COLUMNS, chunks, at)
         tombstones, at = _columns(directory, _TOMBSTONE_COLUMNS, deleted, at)
         self.deleted = Tombstones(tombstones["id"], tombstones["start"], tombstones["end"])
-        self._data = data
+        self._data = data if kept is None else None
+        self._kept = kept
         self._chunk_at = _HEADER.size + stored + np.cumsum(self._chunks["bytes"], dtype=np.int64)
         self._starts = np.cumsum(self.runs["count"], dtype=np.int64) - self.runs["count"]
         self._column_starts = np.cumsum(self._columns["count"], dtype=np.int64) - self._columns["count"]
@@ -280,9 +294,8 @@ class Block:
         if not len(picked):
             return NO_SAMPLES
         counts = runs["count"][picked].astype(np.int64)
-        columns = runs["time_column"][picked]
-        if columns.max() >= len(self._columns["chunk"]):
-            _refuse("a run names a column that does not exist")
+        columns = self._time_columns_of(picked)
+        data: list[bytes] = []
         values, times = (
             _Layout(self._starts, runs["chunk"], FLOAT64),
             _Layout(self._column_starts, self._columns["chunk"], TIMES),
@@ -290,34 +303,68 @@ class Block:
         ids = np.repeat(runs["id"][picked], counts)
         if len(picked) == 1:  # a select of one series
             count = int(counts[0])
-            moments = self._items(times, int(columns[0]), count)
-            return Samples(ids, moments.view(np.int64), self._items(values, int(picked[0]), count))
+            moments = self._items(times, int(columns[0]), count, data)
+            return Samples(ids, moments.view(np.int64), self._items(values, int(picked[0]), count, data))
         offsets = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-        bits = self._gather(values, picked, counts, offsets)
-        return Samples(ids, self._gather(times, columns, counts, offsets).view(np.int64), bits)
+        bits = self._gather(values, picked, counts, offsets, data)
+        return Samples(ids, self._gather(times, columns, counts, offsets, data).view(np.int64), bits)
 
-    def _items(self, layout: _Layout, number: int, count: int) -> U64:
+    def _items(self, layout: _Layout, number: int, count: int, data: list[bytes]) -> U64:
         """Decode the chunk of one run or time column and return its items, as 64-bit words."""
         chunk = int(layout.chunks[number])
-        decoded = self._decode(chunk, layout.kind)
+        decoded = self._decoded(chunk, layout.kind, data)
         at = int(layout.starts[number] - layout.starts[np.searchsorted(layout.chunks, chunk)])
         if not 0 <= at <= at + count <= len(decoded):
             _refuse("a run reaches past its chunk")
         return decoded[at : at + count]
 
-    def between(self, which: Flags, start: int, end: int) -> Samples:
-        """Return the samples of some runs with times in [start, end)."""
+    def between(self, which: Flags, start: int, end: int, steps: SampleSteps | None = None) -> Samples:
+        """Return the samples of some runs with times in [start, end); with `steps`, only the last before each."""
+        picked = np.flatnonzero(which)
+        if not len(picked):
+            return NO_SAMPLES
+        runs = self.runs
+        inside = runs["first_time"][picked].min() >= start and runs["last_time"][picked].max() < end
+        if (steps is not None or not inside) and runs["count"][picked].min() >= CHUNK_SAMPLES_MIN:
+            return self._cut(picked, start, end, steps)
         samples = self.read(which)
-        first, last = self.runs["first_time"][which], self.runs["last_time"][which]
-        if len(samples) and (first.min() < start or last.max() >= end):
+        if not inside:
             samples = samples.take((samples.times >= start) & (samples.times < end))
-        return samples
+        return samples if steps is None else steps.thinned(samples)
 
-    def _gather(self, layout: _Layout, picked: Any, counts: I64, offsets: I64) -> U64:
+    def _cut(self, picked: Any, start: int, end: int, steps: SampleSteps | None) -> Samples:
+        """Return the samples in [start, end) of runs that have chunks of their own: no others are copied."""
+        runs = self.runs
+        columns = self._time_columns_of(picked)
+        values = _Layout(self._starts, runs["chunk"], FLOAT64)
+        times = _Layout(self._column_starts, self._columns["chunk"], TIMES)
+        cuts: dict[int, tuple[Any, I64]] = {}  # of each column of times: which are wanted, and those
+        data: list[bytes] = []
+        moments: list[I64] = []
+        bits: list[U64] = []
+        for run, column, count in zip(picked.tolist(), columns.tolist(), runs["count"][picked].tolist(), strict=True):
+            if column not in cuts:
+                whole = self._items(times, column, count, data).view(np.int64)
+                low, high = np.searchsorted(whole, (start, end)).tolist()
+                wanted = slice(low, high) if steps is None else low + steps.last(whole[low:high])
+                cuts[column] = wanted, whole[wanted]
+            wanted, some = cuts[column]
+            moments.append(some)
+            bits.append(self._items(values, run, count, data)[wanted])
+        ids = np.repeat(runs["id"][picked], [len(some) for some in moments])
+        return Samples(ids, np.concatenate(moments), np.concatenate(bits))
+
+    def _time_columns_of(self, picked: Any) -> Any:
+        columns = self.runs["time_column"][picked]
+        if columns.max() >= len(self._columns["chunk"]):
+            _refuse("a run names a column that does not exist")
+        return columns
+
+    def _gather(self, layout: _Layout, picked: Any, counts: I64, offsets: I64, data: list[bytes]) -> U64:
         """Decode the chunks of some runs or time columns and return their items, as 64-bit words."""
         chunks = layout.chunks[picked]
         used = np.unique(chunks)
-        decoded = [self._decode(chunk, layout.kind) for chunk in used.tolist()]
+        decoded = [self._decoded(chunk, layout.kind, data) for chunk in used.tolist()]
         sizes = np.array([len(part) for part in decoded], np.int64)
         # Where each used chunk begins among the decoded ones, less where it begins among all.
         firsts = layout.starts[np.minimum(np.searchsorted(layout.chunks, used), len(layout.starts) - 1)]
@@ -331,13 +378,28 @@ class Block:
         items: U64 = joined[np.repeat(at, counts) + offsets]
         return items
 
-    def _decode(self, chunk: int, kind: int) -> U64:
+    def _decoded(self, chunk: int, kind: int, data: list[bytes]) -> U64:
+        """Return a chunk, decoded now or before; `data` is where one read holds the bytes of the block."""
+        kept = self._kept
+        if kept is None:
+            assert self._data is not None
+            return self._decode(self._data, chunk, kind)
+        items = kept.get(chunk)
+        if items is None or chunk >= len(self._chunks["type"]) or self._chunks["type"][chunk] != kind:
+            if not data:
+                data.append(kept.load())
+            items = self._decode(data[0], chunk, kind)
+            items.flags.writeable = False  # others read it, too
+            kept.put(chunk, items)
+        return items
+
+    def _decode(self, block: bytes, chunk: int, kind: int) -> U64:
         chunks = self._chunks
         if chunk >= len(chunks["count"]) or chunks["type"][chunk] != kind:
             _refuse("a run names a chunk that does not exist, or one of another type")
         count, size = int(chunks["count"][chunk]), int(chunks["bytes"][chunk])
         end = int(self._chunk_at[chunk])
-        data = self._data[end - size : end]
+        data = block[end - size : end]
         if chunks["encoding"][chunk] == PROGRESSION:
             if size != _PROGRESSION.size:
                 _refuse("a progression of times has a wrong size")

@@ -34,7 +34,7 @@ from penstock.kinds import QueryContext
 from penstock.series.arrow import RUNS, SAMPLES, SERIES, LabelColumns, run_batch, sample_batches, series_batches
 from penstock.series.labels import U32, U64, check_name
 from penstock.series.options import TIME_MAX, TIME_MIN
-from penstock.series.samples import I64
+from penstock.series.samples import I64, SampleSteps
 from penstock.series.section import MetricMetadata
 from penstock.series.selectors import Matcher, parse_selector
 from penstock.series.shard import SeriesShard
@@ -43,6 +43,7 @@ SLICE_SAMPLES = 1 << 18  # samples of several buckets that are put together at o
 JOINED_SAMPLES = 65_536  # of one series, from several buckets
 SLICE_SERIES = 64  # of the first slice, divided by the number of buckets
 ALL_SHARDS = -1
+TIME_LIMIT = 1 << 62  # of computed times: their differences fit into 64 bits
 NAMES = pa.schema([pa.field("name", pa.string(), nullable=False)])
 METADATA = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("metric", "type", "unit", "help")])
 CARDINALITY = pa.schema(
@@ -70,6 +71,8 @@ class SeriesQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     end: int = TIME_MAX
     name: str = ""  # of a label (label_values) or of a metric (metadata)
     shard: int = ALL_SHARDS
+    steps_from: int = 0  # with `step` above 0, of `runs`: samples that are not the last before a step may be left out
+    step: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -89,6 +92,8 @@ def decode_query(argument: bytes) -> SeriesQuery:
         raise Invalid(f"the argument of a query does not decode: {error}") from None
     parse_selector(query.selector)
     check_range(query.start, query.end)
+    if query.step < 0 or not -TIME_LIMIT < query.steps_from < TIME_LIMIT:
+        raise Invalid(f"the steps of a query are not from {query.steps_from} by {query.step}")
     return query
 
 
@@ -130,9 +135,17 @@ class SelectedSeries:
     """The series of one shard that match, and their samples."""
 
     def __init__(
-        self, shard: SeriesShard, matchers: Sequence[Matcher], start: int, end: int, context: QueryContext
+        self,
+        shard: SeriesShard,
+        matchers: Sequence[Matcher],
+        start: int,
+        end: int,
+        context: QueryContext,
+        *,
+        steps: SampleSteps | None = None,
     ) -> None:
         self._shard = shard
+        self._steps = steps
         self._start, self._end = start, end
         self._buckets: list[tuple[int, Any, npt.NDArray[np.intp]]] = []  # number, ids, the row of each id
         known: dict[bytes, int] = {}
@@ -185,7 +198,7 @@ class SelectedSeries:
 
     def _read(self, bucket: int, ids: Any, rows: npt.NDArray[np.intp], context: QueryContext) -> Iterator[Slice]:
         context.check()
-        for found, times, bits in self._shard.read(bucket, ids, self._start, self._end):
+        for found, times, bits in self._shard.read(bucket, ids, self._start, self._end, self._steps):
             context.check()
             if len(times):
                 yield Slice(rows[places_of(ids, found)], times, bits)
@@ -221,8 +234,9 @@ def _select(
 def _runs(
     query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
 ) -> Iterator[Any]:
+    steps = SampleSteps(query.steps_from, query.step) if query.step else None
     for shard in shards:
-        selected = SelectedSeries(shard, matchers, query.start, query.end, context)
+        selected = SelectedSeries(shard, matchers, query.start, query.end, context, steps=steps)
         for some in selected.slices(context):
             yield run_batch(selected.labels, some.rows, some.times, some.bits)
 

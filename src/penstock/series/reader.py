@@ -8,30 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.arguments import in_short, microseconds, seconds, whole
+from penstock.arguments import in_short, microseconds, whole
 from penstock.arguments import text as checked_text
 from penstock.errors import Invalid
-from penstock.host.clock import SystemClock
-from penstock.kinds import QUERY_S, QUERY_S_MAX, ReadableTable, Reading
+from penstock.kinds import QUERY_S, ReadableTable, Reading
 from penstock.partition.ledger import TableInfo
-from penstock.promql import SAMPLES_MAX, QueryBudget, QueryLimits, QueryResult, StepGrid, step_grid
 from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
 from penstock.series.arrow import SAMPLES
 from penstock.series.labels import check_name
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions, decode_series_options
-from penstock.series.promql_source import run_promql
 from penstock.series.queries import SCHEMAS, SeriesQuery, check_range, encode_query
 from penstock.series.section import MetricMetadata
 from penstock.series.selectors import parse_selector
-from penstock.series.times import moment_us
+from penstock.series.times import moment_us, step_us
+
+if TYPE_CHECKING:  # imported with the first query: most programs never run one
+    from penstock.promql import QueryBudget, QueryResult, StepGrid
 
 AggregateFunction: TypeAlias = Literal["sum", "avg", "min", "max", "count", "last", "rate", "increase", "quantile"]
-STEP_S_MAX = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class SeriesReader(ReadableTable):
         query = AggregateQuery(
             *query_bounds(selector, start, end),
             by=_names(by),
-            step_us=0 if step is None else _step(step),
+            step_us=0 if step is None else step_us(step),
             function=checked_text(function, "function", 64),
             quantile=_quantile(function, quantile),
         )
@@ -162,15 +161,18 @@ class SeriesReader(ReadableTable):
         promql: str,
         time: int | datetime | None = None,
         *,
-        samples_max: int = SAMPLES_MAX,
+        samples_max: int | None = None,
         timeout_s: float = QUERY_S,
     ) -> pa.Table:
         """Evaluate a PromQL expression at one time, by default now; return an Arrow table like that of `select`.
 
-        It is evaluated in this process. A metric that the expression drops is "". `samples_max` bounds what is read.
+        It is evaluated in this process. A metric that the expression drops is "". `samples_max` bounds what is read, by
+        default 20 million.
         """
-        now_us = self._reading.time_us() if time is None else microseconds(time)
-        return self._promql(promql, StepGrid(now_us, 1, 1), samples_max, timeout_s, instant=True)
+        from penstock.series.promql_source import instant_grid, query_budget
+
+        grid = instant_grid(self._reading.time_us() if time is None else microseconds(time))
+        return self.evaluate(promql, grid, query_budget(samples_max, timeout_s), instant=True).to_arrow(SAMPLES)
 
     def query_range(
         self,
@@ -179,23 +181,20 @@ class SeriesReader(ReadableTable):
         end: int | datetime,
         step: float | timedelta,
         *,
-        samples_max: int = SAMPLES_MAX,
+        samples_max: int | None = None,
         timeout_s: float = QUERY_S,
     ) -> pa.Table:
         """Evaluate a PromQL expression at `start` and every `step` seconds after it, up to and including `end`."""
-        grid = step_grid(microseconds(start, "start"), microseconds(end, "end"), _step(step))
-        return self._promql(promql, grid, samples_max, timeout_s, instant=False)
+        from penstock.series.promql_source import query_budget, range_grid
+
+        grid = range_grid(start, end, step)
+        return self.evaluate(promql, grid, query_budget(samples_max, timeout_s), instant=False).to_arrow(SAMPLES)
 
     def evaluate(self, promql: str, grid: StepGrid, budget: QueryBudget, *, instant: bool) -> QueryResult:
         """Evaluate a PromQL expression; for other packages of Penstock."""
-        return run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
+        from penstock.series.promql_source import run_promql
 
-    def _promql(self, promql: str, grid: StepGrid, samples_max: int, timeout_s: float, *, instant: bool) -> pa.Table:
-        limits = QueryLimits(
-            samples_max=whole(samples_max, "samples_max", 1),
-            timeout_s=seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True),
-        )
-        return self.evaluate(promql, grid, QueryBudget(limits, SystemClock()), instant=instant).to_arrow(SAMPLES)
+        return run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
 
     # -- labels
 
@@ -288,11 +287,6 @@ def _names(by: Any) -> tuple[str, ...]:
     if isinstance(by, str) or not isinstance(by, Iterable):
         raise Invalid(f"by is a list of labels, not {in_short(by)}")
     return tuple(map(check_name, by))
-
-
-def _step(step: Any) -> int:
-    number = step.total_seconds() if isinstance(step, timedelta) else step
-    return max(1, round(seconds(number, "step", STEP_S_MAX, above_zero=True) * 1e6))
 
 
 def _quantile(function: Any, quantile: Any) -> float:

@@ -26,6 +26,7 @@ from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
 from penstock.series import index
+from penstock.series.block_cache import BLOCKS
 from penstock.series.blocks import Block, RunSummaries
 from penstock.series.index import Check, unchecked
 from penstock.series.keys import GROUP_SHIFT, SAMPLES, prefix, samples_key
@@ -35,7 +36,7 @@ from penstock.series.operators import fold_columns
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.pieces import SeriesPiece, decode_piece, encode_piece, stored_range
 from penstock.series.queries import scan_samples
-from penstock.series.samples import Contents, Flags, Samples, Tombstones, concat
+from penstock.series.samples import Contents, Flags, Samples, SampleSteps, Tombstones, concat
 from penstock.series.section import MetricMetadata, RollupProgress
 from penstock.series.selectors import Matcher
 from penstock.series.shard import SampleColumns
@@ -163,11 +164,13 @@ class SeriesState(ShardSnapshot):
 
     # -- samples
 
-    def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
+    def read(
+        self, bucket: int, ids: U32, start: int, end: int, steps: SampleSteps | None = None
+    ) -> Iterator[SampleColumns]:
         waiting: list[Samples] = []
         count = 0
         for part in self._parts(bucket, ids, start, end):
-            samples = part.samples()
+            samples = part.samples(steps=steps)
             waiting.append(samples)
             count += len(samples)
             if count >= COLUMN_SAMPLES:
@@ -207,8 +210,9 @@ class SeriesState(ShardSnapshot):
         """Return the slices of a group that overlap a range of time."""
         found: list[_Slice] = []
         for first, low, high in slices_between(slice_starts(self._view, bucket, group), start, end):
-            stored = self._view.live_values(samples_key(bucket, group, first))
-            found.append(_Slice(low, high, [Block(value) for value in reversed(stored)]))
+            stored = self._view.live_values(samples_key(bucket, group, first), BLOCKS.row)
+            blocks = [value if isinstance(value, Block) else Block(value) for value in reversed(stored)]
+            found.append(_Slice(low, high, blocks))
         return found
 
     def _memory(self, bucket: int) -> list[Contents]:
@@ -291,17 +295,23 @@ class _Part:
     def blocks(self) -> list[Block]:
         return [block for each in self.slices for block in each.blocks]
 
-    def samples(self, whole: Sequence[Flags] | None = None) -> Samples:
-        """Return the samples, without those of some runs of each block."""
+    def samples(self, whole: Sequence[Flags] | None = None, steps: SampleSteps | None = None) -> Samples:
+        """Return the samples, without those of some runs of each block; with `steps`, perhaps only the last of each."""
         blocks = self.blocks()
         chosen = [block.select(self.ids, self.start, self.end) for block in blocks]
+        if whole is None and len(blocks) == 1 and not len(blocks[0].deleted) and not self._in_memory():
+            return blocks[0].between(chosen[0], self.start, self.end, steps)  # sorted and distinct as it is
         if whole is not None:
             chosen = [which & ~some for which, some in zip(chosen, whole, strict=True)]
         columns = [
             (block.between(which, self.start, self.end), block.deleted)
             for block, which in zip(blocks, chosen, strict=True)
         ]
-        return fold_columns([*columns, *self.memory])[0]
+        samples = fold_columns([*columns, *self.memory])[0]
+        return samples if steps is None else steps.thinned(samples)
+
+    def _in_memory(self) -> bool:
+        return any(len(samples) or len(deleted) for samples, deleted in self.memory)
 
     def whole_runs(self, step_us: int) -> list[Flags]:
         """Return, for each block, the runs that lie in one step of time and that no other block or delete touches."""

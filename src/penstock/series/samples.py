@@ -40,6 +40,29 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleSteps:
+    """Times `start`, `start + step`, ...: of each series only the last sample at or before each of them is wanted."""
+
+    start: int
+    step: int
+
+    def last(self, times: I64) -> I64:
+        """Return the places of such samples among the ascending times of one series."""
+        return np.flatnonzero(np.append(self._changes(times), True)) if len(times) else np.zeros(0, np.int64)
+
+    def thinned(self, samples: Samples) -> Samples:
+        """Return such samples of several series, which are sorted by series and time."""
+        if not len(samples):
+            return samples
+        return samples.take(np.append(self._changes(samples.times) | (samples.ids[1:] != samples.ids[:-1]), True))
+
+    def _changes(self, times: I64) -> Flags:
+        steps = np.maximum(-((self.start - times) // self.step), 0)  # the first step at or after each: rounded up
+        changes: Flags = steps[1:] != steps[:-1]
+        return changes
+
+
+@dataclass(frozen=True, slots=True)
 class Tombstones:
     """Deletes of older samples: of a series, with times in [start, end)."""
 

@@ -17,7 +17,7 @@ from penstock.series.admitted import AdmittedSeries
 from penstock.series.blocks import RunSummaries
 from penstock.series.index import Check, unchecked
 from penstock.series.labels import U32, U64, LabelTable
-from penstock.series.samples import I64
+from penstock.series.samples import I64, SampleSteps
 from penstock.series.section import MetricMetadata
 from penstock.series.selectors import Matcher
 
@@ -38,8 +38,13 @@ class SeriesShard(ShardSnapshot, Protocol):
     def labels_of(self, bucket: int, ids: U32) -> list[bytes]:
         """Return the labels of each id."""
 
-    def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[SampleColumns]:
-        """Yield the samples of some ids in the range, ordered by id and time; a column has about 65,536 elements."""
+    def read(
+        self, bucket: int, ids: U32, start: int, end: int, steps: SampleSteps | None = None
+    ) -> Iterator[SampleColumns]:
+        """Yield the samples of some ids in the range, ordered by id and time; a column has about 65,536 elements.
+
+        With `steps`, samples that are not the last before a step may be left out.
+        """
 
     def read_summarized(
         self, bucket: int, ids: U32, start: int, end: int, step_us: int

@@ -6,15 +6,17 @@ Thread: pure functions.
 from __future__ import annotations
 
 import struct
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import microseconds
+from penstock.arguments import microseconds, seconds
 from penstock.errors import Invalid
 from penstock.series.options import TIME_MAX, TIME_MIN
 
+STEP_S_MAX = 1e12
 _KEY = struct.Struct(">Q")
 _ZERO = 1 << 63
 
@@ -34,6 +36,12 @@ def moments_us(column: npt.NDArray[np.datetime64]) -> npt.NDArray[np.int64]:
     if len(years) and not (years.min() >= 1 and years.max() <= 9999):
         raise Invalid("a time is outside the years 1 to 9999: numpy's datetimes have a unit, which may be wrong")
     return column.astype("datetime64[us]").astype(np.int64)
+
+
+def step_us(step: Any) -> int:
+    """Return a step above 0, in seconds or as a timedelta, in microseconds."""
+    number = step.total_seconds() if isinstance(step, timedelta) else step
+    return max(1, round(seconds(number, "step", STEP_S_MAX, above_zero=True) * 1e6))
 
 
 def time_key(time_us: int) -> bytes:

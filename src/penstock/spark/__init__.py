@@ -7,6 +7,7 @@
     maintain              run the large jobs of a store on Spark
     verify, export        check all files; write a table as Parquet
     search                join the rows of a DataFrame with their nearest vectors
+    promql                a PromQL range over a series table, by slices of time
 
     format                the format `penstock`; the other modules implement it
     table_ref, arrow      the store and table of an option; types
@@ -14,7 +15,7 @@
     exactly_once          the stream; batch_runner: its batches; committing: a commit; offset_log: Spark's checkpoint
     broken_records        a batch that fails; isolation: the search in Spark's tasks; dead_letters: what is set aside
     maintenance           maintain, verify, export
-    reading, writing, loading, streaming; vectors: search
+    reading, writing, loading, streaming; vectors: search; promql_range: promql
 
 Nothing else in Penstock imports pyspark.
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.spark.exactly_once import caught_up, progress, stream, wait
     from penstock.spark.format import register
     from penstock.spark.maintenance import Damage, export, maintain, verify
+    from penstock.spark.promql_range import promql
     from penstock.spark.sessions import session, views
     from penstock.spark.vectors import search
 
@@ -51,6 +53,7 @@ _HOMES = {
     "export": "maintenance",
     "Damage": "maintenance",
     "search": "vectors",
+    "promql": "promql_range",
 }
 __all__ = [
     "Committed",
@@ -62,6 +65,7 @@ __all__ = [
     "export",
     "maintain",
     "progress",
+    "promql",
     "register",
     "search",
     "session",

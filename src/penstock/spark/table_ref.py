@@ -115,11 +115,16 @@ class TableRef:
         return BatchTables(tables, plan.source)
 
     def source_state(
-        self, start: Mapping[int, int] | None = None, rows_max: int = 0, bytes_max: int = 0
+        self, start: Mapping[int, int] | None = None, rows_max: int = 0, bytes_max: int = 0, begin: str = ""
     ) -> wire.SourceState:
-        """Return the state of a streamed table, and where a batch from `start` ends, in one request."""
+        """Return the state of a streamed table, and where a batch from `start` ends, in one request.
+
+        Its position is where a stream with the option start=`begin` begins.
+        """
         port = self.store().port
-        state = port.plan_batch([], source=self.table, start=start, rows_max=rows_max, bytes_max=bytes_max).source
+        state = port.plan_batch(
+            [], source=self.table, start=start, rows_max=rows_max, bytes_max=bytes_max, begin=begin
+        ).source
         if state is None:
             raise self._unknown()
         return state
@@ -166,6 +171,15 @@ def check_range(start: bytes, end: bytes | None) -> None:
     """Raise `Invalid` if `start` is above `end`."""
     if end is not None and start > end:
         raise Invalid(f"start ({start!r}) is above end ({end!r}): exchange them")
+
+
+def query_name(what: str) -> str:
+    """Return the name of this task's query, as reads of tables in the same query have it."""
+    context = TaskContext.get()
+    if context is None:
+        raise Invalid(f"{what} runs in Spark's tasks")
+    number, app = context.getLocalProperty("spark.sql.execution.id"), context.getLocalProperty("spark.app.id")
+    return f"{what}-stage-{app}-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
 
 
 def freeze_imports() -> None:

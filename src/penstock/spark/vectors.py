@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, FloatType, LongType, StringType, StructField, StructType
 
@@ -26,11 +25,11 @@ from penstock.kinds import partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import vector_kind
 from penstock.spark.reading import LEASE_S
-from penstock.spark.table_ref import TableRef
+from penstock.spark.table_ref import TableRef, query_name
 from penstock.vector.options import VectorOptions, decode_vector_options
-from penstock.vector.reading import FileShard, open_piece
+from penstock.vector.pieces import FileShard, open_piece
 from penstock.vector.rows import plain_matrix
-from penstock.vector.searching import check_k, check_probes, hits_batch
+from penstock.vector.searching import bound_to_all, check_k, check_probes, hits_batch
 
 FOUND = (
     StructField("rank", LongType()),
@@ -98,12 +97,15 @@ def _task(wanted: _Search, batches: Iterator[Any]) -> Iterator[Any]:
     """Search the vectors of a task's rows. Runs in a task."""
     shards: list[FileShard] | None = None
     snapshot: RemoteSnapshot | None = None
+    where: Any = None
     for batch in batches:
         if not batch.num_rows:
             continue
         if snapshot is None:
-            snapshot = wanted.ref.store().query_snapshot(_query_name(), lease_s=LEASE_S)
-            shards = _shards(wanted, snapshot)
+            snapshot = wanted.ref.store().query_snapshot(query_name("search"), lease_s=LEASE_S)
+            shards, where = _shards(wanted, snapshot), wanted.where
+            if shards is not None and where is not None:
+                where = bound_to_all(where, [shard.attribute_fields() for shard in shards])
         matrix = plain_matrix(batch.column(wanted.column), wanted.options, batch.num_rows)
         if shards is None:
             reader = snapshot.vector(wanted.ref.table)
@@ -111,7 +113,7 @@ def _task(wanted: _Search, batches: Iterator[Any]) -> Iterator[Any]:
             found: Any = reader.search(matrix, wanted.k, **options)
         else:
             answers = [
-                shard.nearest(matrix, wanted.k, probes=wanted.probes or None, exact=wanted.exact, where=wanted.where)
+                shard.nearest(matrix, wanted.k, probes=wanted.probes or None, exact=wanted.exact, where=where)
                 for shard in shards
             ]
             found = pa.Table.from_batches([hits_batch(shards, answers, wanted.k, 0)])
@@ -119,15 +121,6 @@ def _task(wanted: _Search, batches: Iterator[Any]) -> Iterator[Any]:
         names = [*batch.schema.names, *(field.name for field in FOUND)]
         columns = [*rows.columns, *(found.column(name) for name in ("rank", "id", "distance", "attributes"))]
         yield from pa.table(columns, names=names).to_batches()
-
-
-def _query_name() -> str:
-    """Return the name of this task's query, as reads of tables in the same query have it."""
-    context = TaskContext.get()
-    if context is None:
-        raise Invalid("a search runs in Spark's tasks")
-    number, app = context.getLocalProperty("spark.sql.execution.id"), context.getLocalProperty("spark.app.id")
-    return f"search-stage-{app}-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
 
 
 class _Kept:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+from owner_processes import until
+
 import penstock
+from penstock.cli.certificates import make_certificates
+from penstock.cli.http_process import parse_address
+from penstock.errors import Invalid
 
 
 def test_it_answers_until_a_signal(tmp_path: Path) -> None:
@@ -36,3 +46,57 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         assert ran.returncode == 1
         assert "give tokens, certificate and key" in " ".join(ran.stderr.split())
         assert "Traceback" not in ran.stderr
+
+
+def test_serve_has_it_beside(tmp_path: Path) -> None:
+    """`serve --http`: another process, started again if it is killed, and gone when the owner is killed."""
+    make_certificates(str(tmp_path), ["localhost"], 10)
+    digest = hashlib.sha256(b"secret").hexdigest()
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'[tokens.reader]\nsha256 = "{digest}"\nrights = {{ metrics = "read" }}\n')
+    with penstock.open(tmp_path / "store") as store:
+        store.series("metrics").write("up", 1.0, durable=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "penstock", "serve", str(tmp_path / "store"), "--tokens", str(tokens)]
+    command += ["--certificate", str(tmp_path / "server.pem"), "--key", str(tmp_path / "server.key")]
+    command += ["--http", f"localhost:{port}", "--table", "metrics"]
+    context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+    request = urllib.request.Request(
+        f"https://localhost:{port}/api/v1/query?query=up", headers={"Authorization": "Bearer secret"}
+    )
+
+    def answered() -> bool:
+        try:
+            with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+                return bool(json.load(answer)["data"]["result"])
+        except OSError:
+            return False
+
+    def beside() -> list[int]:
+        return [int(pid) for pid in Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text().split()]
+
+    def ended(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as owner:
+        try:
+            until(answered)
+            (first,) = beside()
+            os.kill(first, signal.SIGKILL)
+            until(lambda: beside() not in ([], [first]) and answered())
+            (second,) = beside()
+        finally:
+            owner.kill()
+    until(lambda: ended(second))
+
+
+@pytest.mark.parametrize("address", ["9090", ":9090", "localhost:", "localhost:70000", "localhost:x"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    with pytest.raises(Invalid, match="HOST:PORT"):
+        parse_address(address)
+    assert parse_address("[::1]:9090") == ("::1", 9090)

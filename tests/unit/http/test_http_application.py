@@ -6,11 +6,13 @@ import gzip
 import hashlib
 import json
 import socket
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from test_http_remote_write import SYMBOLS, V1, V2, snappy
 
 import penstock
+from penstock.cli.certificates import make_certificates
 from penstock.errors import Invalid
 from penstock.http.application import HttpSettings
 from penstock.http.serving import serve_http
@@ -238,6 +241,16 @@ def test_tokens_have_rights(store: Any) -> None:
         assert status("/prometheus/taken/write", "reader", b"tok value=1") == 403
         assert status("/prometheus/taken/write", "writer", b"tok value=1") == 204
         assert client.send("/-/healthy")[0] == 200
+        assert client.send("/metrics")[0] == 401
+        assert status("/metrics", "reader") == 403  # it may read one table, and these name all
+        assert status("/metrics", "writer") == 200
+
+
+def test_our_own_metrics(client: Client) -> None:
+    status, text, headers = client.send("/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b"# TYPE penstock_coordinator_writes_total counter" in text
 
 
 def test_it_does_not_listen_beyond_loopback_without_tokens_and_tls(store: Any, tmp_path: Path) -> None:
@@ -254,6 +267,28 @@ def test_it_does_not_listen_beyond_loopback_without_tokens_and_tls(store: Any, t
         pass
     with pytest.raises(Invalid, match="cannot listen"), serve_http(store, HttpSettings(), port=70_000):
         pass
+
+
+def test_tls_with_a_certificate_of_ours(store: Any, tmp_path: Path) -> None:
+    """Beyond loopback: certificates that `penstock certificates` makes, tokens, and any name of the host."""
+    make_certificates(str(tmp_path), ["localhost", "127.0.0.1"], 10)
+    digest = hashlib.sha256(b"secret").hexdigest()
+    rights = Tokens.parse(f'[tokens.reader]\nsha256 = "{digest}"\nrights = {{ metrics = "read" }}')
+    settings = HttpSettings(table="metrics", rights_of=rights.rights_of)
+    context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+    files: dict[str, Any] = {"certificate": tmp_path / "server.pem", "key": tmp_path / "server.key"}
+    with serve_http(store, settings, "0.0.0.0", **files) as port:
+        url = f"https://localhost:{port}/api/v1/query?query=up&time={T}"
+        request = urllib.request.Request(url, headers={"Authorization": "Bearer secret", "Host": "metrics.example"})
+        with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            assert len(json.load(answer)["data"]["result"]) == 2
+        request.remove_header("Authorization")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(request, timeout=20, context=context)
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):  # of an unknown authority
+            urllib.request.urlopen(request, timeout=20)
+        with pytest.raises((OSError, HTTPException)):  # without TLS
+            urllib.request.urlopen(f"http://localhost:{port}/-/healthy", timeout=20)
 
 
 def test_a_table_is_named_or_there_is_none(store: Any) -> None:

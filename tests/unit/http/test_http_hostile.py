@@ -9,6 +9,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
+from owner_processes import hurry, until
 from test_http_application import PROTOBUF, Client
 from test_http_remote_write import T, block, labels, sample, snappy, varint
 
@@ -34,12 +36,13 @@ from penstock.errors import (
     PartitionPaused,
     Poisoned,
 )
-from penstock.http import application
+from penstock.http import application, serving
 from penstock.http.application import HttpSettings
 from penstock.http.line_protocol import decode_lines
 from penstock.http.otlp import decode_logs, decode_metrics
-from penstock.http.prometheus_api import ANSWERS, POINTS_MAX, ReadRequest, label_values, result_json
+from penstock.http.prometheus_api import ANSWERS, ReadRequest, label_values
 from penstock.http.remote_write import decode_write
+from penstock.http.result_json import POINTS_MAX, result_json
 from penstock.http.serving import serve_http
 from penstock.promql import QueryResult, SelectedSamples
 from penstock.promql.labels import LabelMatrix
@@ -236,7 +239,7 @@ def test_many_selectors_end_when_the_client_is_gone(store: Any) -> None:
 
 
 def test_an_answer_has_a_limit_of_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.http.prometheus_api.POINTS_MAX", 9)
+    monkeypatch.setattr("penstock.http.result_json.POINTS_MAX", 9)
     samples = SelectedSamples(LabelMatrix.empty(1), np.array([0, 10]), np.arange(10), np.zeros(10))
     with pytest.raises(Invalid, match="at most 9 points, not 10"):
         result_json(QueryResult("matrix", samples))
@@ -361,3 +364,60 @@ def test_a_staleness_marker_keeps_its_bits(client: Client, store: Any) -> None:
     assert values[1:] == [marker, payload]
     assert client.get("/api/v1/query", query="gone", time=T / 1_000 + 1) == {"resultType": "vector", "result": []}
     assert client.get("/api/v1/query", query="gone", time=T / 1_000 + 2)["result"][0]["value"][1] == "NaN"
+
+
+# -- an owner that is gone
+
+
+def test_writes_go_on_when_there_is_an_owner_again(tmp_path: Path) -> None:
+    """Without an owner for so long that writes failed, senders are told to wait; with the next one all is written."""
+    owner = penstock.open(tmp_path / "store")
+    owner.series("metrics")
+    with penstock.connect(owner.path) as store:
+        hurry(store, 0.3)
+        store._port._flusher._send_s = 0.5
+        with serve_http(store, HttpSettings(table="metrics", write=True)) as port:
+            door = Client(port)
+            assert door.send("/write", b"cpu,n=1 value=1 1000000000")[0] == 204
+            owner.close()
+            hidden = penstock.open(tmp_path / "store", settings=penstock.StoreSettings(serve=False))  # and is silent
+            status, found, headers = door.send("/write", b"cpu,n=2 value=2 1000000000")
+            assert status == 503, found
+            assert headers["retry-after"].isdecimal()
+            assert door.send("/write", b"cpu,n=3 value=3 1000000000")[0] == 503
+            hidden.close()
+            with penstock.open(tmp_path / "store") as owner:
+                for body in (b"cpu,n=2 value=2 1000000000", b"cpu,n=3 value=3 1000000000"):  # as senders do
+                    until(lambda body=body: door.send("/write", body)[0] == 204)
+                assert sorted(owner.series("metrics").select("cpu").column("value").to_pylist()) == [1.0, 2.0, 3.0]
+
+
+def test_lines_have_a_deadline(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "DECODE_S", -1.0)
+    with serve_http(store, HttpSettings(table="metrics", write=True)) as port:
+        status, found, _ = Client(port).send("/write", b"\n".join(b"slow value=%d" % n for n in range(300)))
+        assert (status, found["errorType"]) == (503, "timeout")
+        assert "send fewer at once" in found["error"]
+        assert Client(port).send("/write", b"slow value=1")[0] == 204  # too few to look at the clock
+
+
+def test_messages_are_counted_before_they_are_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes of OTLP are a message, and a hundred bytes of memory."""
+    body = block(1, block(2, b"\x12\x00" * 600_000))  # metrics that are empty
+    with pytest.raises(Invalid, match="more than 500000 texts and messages"):
+        monkeypatch.setattr("penstock.http.otlp.BLOCKS_MAX", 500_000)
+        decode_metrics(body, 0)
+    monkeypatch.setattr("penstock.http.otlp.BLOCKS_MAX", 700_000)
+    assert len(decode_metrics(body, 0)) == 0
+    cut = body[:-1]
+    with pytest.raises(Invalid, match="not a request of OTLP"):
+        decode_metrics(cut, 0)
+
+
+def test_answers_are_not_delayed(store: Any) -> None:
+    """Nagle's algorithm is off: an answer of two packets would wait for the client's delayed acknowledgement."""
+    listening = serving._listening("127.0.0.1", 0)
+    with listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP  # asyncio turns it off for this protocol only

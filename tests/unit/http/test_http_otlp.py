@@ -40,7 +40,7 @@ def request(*metrics: dict[str, Any]) -> bytes:
 def samples(body: bytes) -> dict[str, float]:
     found = decode_metrics(body, NOW)
     texts = []
-    for labels in found.series:
+    for labels in map(dict, found.series):
         rest = {k: v for k, v in labels.items() if k not in ("__name__", "job")}
         texts.append(labels["__name__"] + "".join(f" {k}={v}" for k, v in sorted(rest.items())))
         assert labels["job"] == "eu/shop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import Invalid
+from penstock.http import remote_write
 from penstock.http.remote_write import BODY_BYTES_MAX, decode_write, decompressed, write_version
+from penstock.http.samples import LabelCache
 from penstock.series.section import STALE_BITS
 
 STALE = struct.unpack("<d", struct.pack("<Q", STALE_BITS))[0]
@@ -76,7 +79,7 @@ V2 = b"".join(block(4, symbol) for symbol in SYMBOLS) + b"".join(
 
 def test_version_1() -> None:
     found = decode_write(snappy(V1), 1)
-    assert found.series == [
+    assert [dict(some) for some in found.series] == [
         {"__name__": "up", "job": "a"},
         {"__name__": "h_total", "job": "é"},
         {"__name__": "native"},
@@ -90,7 +93,10 @@ def test_version_1() -> None:
 
 def test_version_2() -> None:
     found = decode_write(snappy(V2), 2)
-    assert found.series == [{"__name__": "up", "job": "a"}, {"__name__": "h_bucket", "le": "1"}]
+    assert [dict(some) for some in found.series] == [
+        {"__name__": "up", "job": "a"},
+        {"__name__": "h_bucket", "le": "1"},
+    ]
     assert found.index.tolist() == [0, 0, 1]
     assert found.values.view(np.uint64).tolist()[:2] == [0x3FF0000000000000, int(STALE_BITS)]
     assert [(m.metric, m.type, m.unit, m.help) for m in found.metadata] == [("h", "histogram", "s", "how")]
@@ -183,6 +189,62 @@ def test_random_bytes_are_refused_or_decoded(data: bytes, version: int, packed: 
         decode_write(snappy(data) if packed else data, version)
     except Invalid as refused:
         assert "\n" not in str(refused)
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=5)
+SAMPLES = st.tuples(st.floats(width=64), st.integers(-(10**13), 10**14))
+FIELDS = st.one_of(
+    st.builds(lambda pair: ("label", pair), st.tuples(TEXTS, TEXTS)),
+    st.builds(lambda one: ("sample", one), SAMPLES),
+    st.just(("other", None)),
+)
+
+
+@given(st.lists(st.tuples(TEXTS, st.lists(FIELDS, max_size=6)), max_size=4), st.booleans())
+def test_fields_in_any_order_and_number(entries: list[tuple[str, list[tuple[str, Any]]]], repeated: bool) -> None:
+    """Whatever order a sender chooses, however long a number: the same samples, with a cache and without."""
+    body, wanted = b"", []
+    for metric, fields in entries:
+        known = {"__name__": metric}
+        data = labels(__name__=metric)
+        for kind, content in fields:
+            if kind == "label" and content[0] not in known:
+                known[content[0]] = content[1]
+                data += block(1, block(1, content[0]) + block(2, content[1]))
+            elif kind == "sample":
+                data += sample(*content)
+                wanted.append((known, content[1] * 1_000, struct.pack("<d", content[0])))
+            elif kind == "other":
+                data += whole(9, 1 << 63) + block(70, b"unknown") + b"\x55abcd"
+        body += block(1, data)
+    cache = LabelCache()
+    for _ in range(1 + repeated):
+        found = decode_write(snappy(body), 1, cache)
+    series = [dict(some) for some in found.series]
+    samples = zip(found.index.tolist(), found.times_us.tolist(), found.values.tolist(), strict=True)
+    assert [(series[n], at, struct.pack("<d", value)) for n, at, value in samples] == wanted
+
+
+def test_a_request_of_prometheus_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample for each series, labels first: decoded together, labels from the cache the second time."""
+    body = snappy(b"".join(block(1, labels(__name__="m", n=str(n)) + sample(n / 7, T + n)) for n in range(50)))
+    cache = LabelCache()
+    first = decode_write(body, 1, cache)
+    monkeypatch.setattr(remote_write, "check_labels", None)
+    monkeypatch.setattr(remote_write, "signed", None)
+    again = decode_write(body, 1, cache)
+    assert again.values.tolist() == first.values.tolist() == [n / 7 for n in range(50)]
+    assert again.times_us.tolist() == [(T + n) * 1_000 for n in range(50)]
+    assert again.series == first.series
+
+
+def test_a_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.http.samples.CACHED_BYTES_MAX", 10_000)
+    cache = LabelCache()
+    for n in range(100):
+        found = decode_write(snappy(block(1, labels(__name__=f"m{n}") + sample(1.0, T))), 1, cache)
+        assert found.series == [(("__name__", f"m{n}"),)]
+        assert len(cache._known) < 12
 
 
 @given(st.integers(0, len(V2) * 8 - 1))

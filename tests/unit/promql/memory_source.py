@@ -1,4 +1,4 @@
-"""The dataset as a source of samples in memory."""
+"""The dataset as a source of samples in memory. It leaves out all that it may leave out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from promql_dataset import Series, dataset
 
-from penstock.promql import LabelMatcher, QueryBudget, SelectedSamples
+from penstock.promql import LabelMatcher, QueryBudget, SelectedSamples, StepGrid
 from penstock.promql.labels import LabelMatrix
+from penstock.series.samples import SampleSteps
 from penstock.series.selectors import Matcher
 
 
@@ -20,7 +21,12 @@ class MemorySource:
         ]
 
     def select(
-        self, matchers: Sequence[LabelMatcher], start_us: int, end_us: int, budget: QueryBudget
+        self,
+        matchers: Sequence[LabelMatcher],
+        start_us: int,
+        end_us: int,
+        budget: QueryBudget,
+        steps: StepGrid | None = None,
     ) -> SelectedSamples:
         tests = [Matcher(m.name, m.operator, m.value) for m in matchers]
         labels, starts = [], [0]
@@ -31,10 +37,13 @@ class MemorySource:
                 continue
             low, high = np.searchsorted(moments, start_us), np.searchsorted(moments, end_us, side="right")
             if low < high:
+                wanted = np.arange(low, high)
+                if steps is not None:
+                    wanted = wanted[SampleSteps(steps.start_us, steps.step_us).last(moments[wanted])]
                 labels.append(some.labels)
-                times.append(moments[low:high])
-                values.append(numbers[low:high])
-                starts.append(starts[-1] + int(high - low))
+                times.append(moments[wanted])
+                values.append(numbers[wanted])
+                starts.append(starts[-1] + len(wanted))
         budget.check_series(len(labels))
         budget.add_samples(starts[-1])
         return SelectedSamples(

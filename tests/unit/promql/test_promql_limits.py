@@ -8,7 +8,7 @@ from memory_source import MemorySource
 from promql_dataset import START_MS, Series
 
 from penstock.errors import Closed, Invalid, WaitExpired
-from penstock.http.prometheus_api import result_json
+from penstock.http.result_json import result_json
 from penstock.promql import QueryBudget, QueryLimits, evaluate, parse_query, step_grid
 from penstock.promql.labels import LabelMatrix, joined
 from penstock.promql.ranking import label_hash
@@ -28,8 +28,12 @@ def run(text: str, budget: QueryBudget) -> None:
     ("limits", "text", "reason"),
     [
         (QueryLimits(series_max=3), "cpu", "at most 3 series"),
-        (QueryLimits(samples_max=50), "cpu", "at most 50 samples"),
-        (QueryLimits(samples_max=300), "sum(cpu) + sum(up) + sum(requests_total)", "at most 300 samples"),
+        (QueryLimits(samples_max=50), "rate(cpu[5m])", "at most 50 samples"),
+        (
+            QueryLimits(samples_max=300),
+            "sum(delta(cpu[5m])) + sum(delta(up[5m])) + sum(delta(odd[5m]))",
+            "at most 300 samples",
+        ),
         (QueryLimits(cells_max=20), "cpu", "at most 20 values"),
         (QueryLimits(cells_max=100), "max_over_time(up[30d:1s])", "at most 100 values"),
         (QueryLimits(cells_max=100), "cpu * on() group_left {__name__=~'up|limit'}", "(duplicate|at most)"),
@@ -210,6 +214,6 @@ def test_labels_of_a_result_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("penstock.promql.results.LABEL_CHARACTERS_MAX", repeated - 1)
     with pytest.raises(Invalid, match=f"repeat {repeated} characters"):
         result.to_arrow(SAMPLES)
-    monkeypatch.setattr("penstock.http.prometheus_api.LABEL_CHARACTERS_MAX", 10)
+    monkeypatch.setattr("penstock.http.result_json.LABEL_CHARACTERS_MAX", 10)
     with pytest.raises(Invalid, match="at most 10 characters of labels"):
         result_json(result)

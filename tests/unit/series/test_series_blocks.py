@@ -145,13 +145,13 @@ def test_a_regular_column_of_times_takes_no_room() -> None:
 def test_a_read_decodes_only_the_chunks_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block(encode(regular(range(1, 65), 2_000)))
     decoded: list[int] = []
-    right = Block._decode
+    right = Block._decoded
 
-    def decode(self: Block, chunk: int, kind: int) -> object:
+    def decode(self: Block, chunk: int, kind: int, data: list[bytes]) -> object:
         decoded.append(chunk)
-        return right(self, chunk, kind)
+        return right(self, chunk, kind, data)
 
-    monkeypatch.setattr(Block, "_decode", decode)
+    monkeypatch.setattr(Block, "_decoded", decode)
     seven = np.array([7], np.uint32)
     assert len(block.between(block.select(seven, 0, FOREVER), 0, FOREVER)) == 2_000
     assert len(decoded) == 2  # one of times, one of values

@@ -61,7 +61,7 @@ class MemoryShard(SeriesShard):
     def labels_of(self, bucket: int, ids: Any) -> list[bytes]:
         return list(map(encode_labels, self._labels(bucket, ids)))
 
-    def read(self, bucket: int, ids: Any, start: int, end: int) -> Iterator[SampleColumns]:
+    def read(self, bucket: int, ids: Any, start: int, end: int, steps: Any = None) -> Iterator[SampleColumns]:
         assert ids.tolist() == sorted(ids.tolist())
         rows = [
             (number, time, value)

@@ -45,14 +45,14 @@ def answers(metrics: Any, **more: Any) -> dict[str, list[Any]]:
 def decoded(metrics: Any, monkeypatch: pytest.MonkeyPatch, **more: Any) -> int:
     """How many chunks an aggregate decodes."""
     chunks: list[int] = []
-    right = Block._decode
+    right = Block._decoded
 
-    def decode(self: Block, chunk: int, kind: int) -> Any:
+    def decode(self: Block, chunk: int, kind: int, data: list[bytes]) -> Any:
         chunks.append(chunk)
-        return right(self, chunk, kind)
+        return right(self, chunk, kind, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Block, "_decode", decode)
+        patch.setattr(Block, "_decoded", decode)
         answers(metrics, **more)
     return len(chunks)
 
