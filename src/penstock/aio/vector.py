@@ -28,6 +28,7 @@ class AsyncVectorReader(AsyncForm[VectorReader]):
     statistics = awaited(VectorReader.statistics)
     to_arrow = awaited(VectorReader.to_arrow)
     scan_arrow = iterated(VectorReader.scan_arrow)
+    changes = iterated(VectorReader.changes)
 
 
 class AsyncVectorTable(AsyncForm[VectorTable]):
@@ -50,3 +51,4 @@ class AsyncVectorTable(AsyncForm[VectorTable]):
     statistics = awaited(VectorTable.statistics)
     to_arrow = awaited(VectorTable.to_arrow)
     scan_arrow = iterated(VectorTable.scan_arrow)
+    changes = iterated(VectorTable.changes)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from penstock.errors import CorruptionError, Invalid
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Piece, ShardSnapshot
+from penstock.kinds.changes import FeedSnapshot
 from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.rows import Columns
@@ -52,10 +53,16 @@ class VectorState(ShardSnapshot):
     """A shard at one LSN; with a draft, including writes that are not applied yet."""
 
     def __init__(
-        self, partition: PartitionId, snapshot: Snapshot, options: VectorOptions, live: LiveIndex | None
+        self,
+        partition: PartitionId,
+        snapshot: Snapshot,
+        options: VectorOptions,
+        live: LiveIndex | None,
+        feed: FeedSnapshot | None = None,
     ) -> None:
         self._partition = partition
         self.snapshot = snapshot
+        self.feed = feed
         self.options = options
         self._live = LiveIndex(options, lambda: snapshot) if live is None else live
         self._index: IndexView | None = None if live is None else live.view(snapshot)
@@ -82,6 +89,8 @@ class VectorState(ShardSnapshot):
     def close(self) -> None:
         self._index = None  # its pin
         self.snapshot.close()
+        if self.feed is not None:
+            self.feed.close()
 
     # -- records
 

@@ -20,10 +20,12 @@ from penstock.coordinator import Epoch
 from penstock.errors import Invalid
 from penstock.journal.partitions import PartitionId, shard_of, shards_of
 from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, QUERY_S_MAX, Port, Reading, partitions_of
+from penstock.kinds.change_reading import ChangeFeed, no_feed
 from penstock.lsm.rows import binary_column
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.vector.attributes import decode_attributes
+from penstock.vector.changes import change_schema
 from penstock.vector.keys import F32
 from penstock.vector.options import Metric, decode_vector_options
 from penstock.vector.rows import arrow_rows, plain_id, plain_ids, plain_queries, plain_vector, rows_of, schema_of
@@ -95,6 +97,15 @@ class VectorReader:
     @property
     def shards(self) -> int:
         return self._info.shards
+
+    def changes(self, *, after: int | None = None) -> ChangeFeed:
+        """Return the changes of a table with a change feed, of commits after the LSN `after`; None: all that are kept.
+
+        They are those of applied writes: wait for a write by `flush` to find it here.
+        """
+        if self._options.changes is None:
+            raise no_feed(self._info)
+        return ChangeFeed(self._reading, self._info, change_schema(self._options), after)
 
     @property
     def dimensions(self) -> int:
