@@ -20,9 +20,9 @@ from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry
 from penstock.vector.keys import DICTIONARY, dictionary_keys
 from penstock.vector.options import VectorOptions
-from penstock.vector.reading import get_record
 from penstock.vector.rows import schema_of, vector_type
 from penstock.vector.section import Deletes, Upserts, VectorSection
+from penstock.vector.stored import get_record
 
 Record = tuple[bytes, bytes]  # vector, attributes
 Change = tuple[int, bytes, Record | None]  # type, external id, record; None: of a delete without preimages
