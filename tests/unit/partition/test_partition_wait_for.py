@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
+import penstock.aio
 from penstock.errors import Invalid, NotFound, PartitionPaused, WaitExpired
 from penstock.partition.machine import Entry
 from penstock.queue.machine import QueueMachine
