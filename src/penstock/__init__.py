@@ -79,8 +79,9 @@ if TYPE_CHECKING:
     from penstock.store.tracing import WriteStage
     from penstock.store.views import StoreSubscription, StoreView
     from penstock.vector.options import Metric
+    from penstock.vector.reader import VectorReader, VectorRecord, VectorStatistics
     from penstock.vector.searching import Hit
-    from penstock.vector.table import VectorReader, VectorRecord, VectorStatistics, VectorTable
+    from penstock.vector.table import VectorTable
 
 __version__ = "0.1.0"
 
@@ -147,9 +148,9 @@ _HOMES = {
     "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
     "ValueType": "kv.values",
-    "VectorReader": "vector.table",
-    "VectorRecord": "vector.table",
-    "VectorStatistics": "vector.table",
+    "VectorReader": "vector.reader",
+    "VectorRecord": "vector.reader",
+    "VectorStatistics": "vector.reader",
     "VectorTable": "vector.table",
     "WriteStage": "store.tracing",
     "connect": "client.connect",

@@ -6,7 +6,8 @@ Thread: one event loop for each store.
 from __future__ import annotations
 
 from penstock.aio.bridge import AsyncForm, awaited, iterated
-from penstock.vector.table import VectorReader, VectorTable
+from penstock.vector.reader import VectorReader
+from penstock.vector.table import VectorTable
 
 
 class AsyncVectorReader(AsyncForm[VectorReader]):

@@ -30,7 +30,8 @@ if TYPE_CHECKING:  # kinds that are imported at their first use
     from penstock.series.reader import SeriesReader
     from penstock.series.table import SeriesTable
     from penstock.vector.options import Metric
-    from penstock.vector.table import VectorReader, VectorTable
+    from penstock.vector.reader import VectorReader
+    from penstock.vector.table import VectorTable
 
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation, then 40 of the write
 

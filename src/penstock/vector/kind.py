@@ -40,7 +40,9 @@ from penstock.vector.indexing import IndexPlan, is_due, plan_index
 from penstock.vector.keys import scan_key
 from penstock.vector.machine import VectorMachine, open_vector_machine
 from penstock.vector.options import VectorOptions, decode_vector_options, encode_vector_options, vector_options
-from penstock.vector.reading import VectorState, check_piece, read_piece
+from penstock.vector.pieces import check_piece, read_piece
+from penstock.vector.reader import VectorReader
+from penstock.vector.reading import VectorState
 from penstock.vector.rows import arrow_rows, check_columns, schema_of
 from penstock.vector.searching import check_vector_query, run_vector_query
 from penstock.vector.section import (
@@ -53,7 +55,7 @@ from penstock.vector.section import (
     section_weight,
 )
 from penstock.vector.service import SEARCH, VectorService, check_search_call
-from penstock.vector.table import VectorReader, VectorTable, split_rows
+from penstock.vector.table import VectorTable, split_rows
 
 
 class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):

@@ -19,12 +19,13 @@ from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
-from penstock.vector.draft import Centroids, IdSequence, StoredRows, VectorDraft, read_centroids
+from penstock.vector.draft import VectorDraft
 from penstock.vector.keys import DICTIONARY
 from penstock.vector.live import IndexBudget, LiveIndex
 from penstock.vector.options import VectorOptions, decode_vector_options
-from penstock.vector.reading import VectorState, get_record
+from penstock.vector.reading import VectorState
 from penstock.vector.section import VectorSection, decode_section
+from penstock.vector.stored import Centroids, IdSequence, StoredRows, get_record, read_centroids
 
 GET_ATTEMPTS = 100
 
@@ -141,7 +142,3 @@ class VectorMachine(TreeMachine):
             value: bytes | None = section.get(key)
             return value
         return self.get(key)
-
-    def record(self, number: int) -> tuple[str, bytes] | None:
-        """Return the external id and encoded attributes of an internal id; None if it was deleted meanwhile."""
-        return self.live.record(number, self.tree.view.get)
