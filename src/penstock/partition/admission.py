@@ -73,7 +73,7 @@ class DispatcherSettings:
             raise Invalid("signal is a function of (table, shard) that returns a text or None")
 
 
-class Admission:
+class PartitionAdmission:
     """Judges writes and reads by the state of their partition."""
 
     def __init__(

@@ -53,7 +53,7 @@ class Partition:
         self.backlog_bytes = 0
         self.highest = machine.applied
         self.late = False  # entries wait or an apply failed: readers wait, or are refused. Read without a lock
-        self.guarded = False  # writers must ask `Admission.admit`; read without a lock
+        self.guarded = False  # writers must ask `PartitionAdmission.admit`; read without a lock
         self.slow_tree: Tree | None = None  # its maintenance is behind: writers are slowed. Read without a lock
         self.claim: object | None = None  # the thread that applies the backlog
         self.is_scheduled = False  # a worker will claim it; a hint

@@ -25,7 +25,7 @@ from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId, partition_id, shard_number, table_of
 from penstock.journal.record import JournalRecord
 from penstock.journal.tracker import SegmentedAckTracker
-from penstock.partition.admission import Admission, DispatcherSettings
+from penstock.partition.admission import DispatcherSettings, PartitionAdmission
 from penstock.partition.aside import AsideLog, is_our_mistake
 from penstock.partition.backlog import Backlogs, Partition
 from penstock.partition.ledger import Ledger, TableInfo, dropped_table
@@ -95,7 +95,7 @@ class Roster(ABC):
             on_applied=on_applied,
             on_released=self._collect,
         )
-        self.admission = Admission(settings, self.backlogs, clock=clock, published=lambda: self.published)
+        self.admission = PartitionAdmission(settings, self.backlogs, clock=clock, published=lambda: self.published)
         self.admit = self.admission.admit
         self.refusals = self.admission.refusals
         self.published = ledger.tree.lsn  # the last record that is applied everywhere; read without a lock
