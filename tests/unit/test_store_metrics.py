@@ -153,7 +153,8 @@ def apply_fails(store: Store, monkeypatch: pytest.MonkeyPatch, look: Callable[[]
         look()
         now = store.statistics()
         (one,) = now.partitions
-        assert (one.table, one.state, one.enqueued_ops) == ("t", "paused", 1)
+        assert (one.table, one.state) == ("t", "paused")
+        assert one.enqueued_ops >= 1  # writes are taken until the last attempt has failed
         assert one.backlog_age_ms > 0
         assert "the disk of this table is gone" in one.error
         assert now.global_applied_floor == one.applied_global < now.durable_lsn
