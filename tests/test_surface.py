@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 
 PUBLIC = {
     "penstock": """
-        Acknowledgement AggregateFunction ArrowSource Cardinality CheckpointReport CheckpointSettings
+        Acknowledgement AggregateFunction ArrowSource Cardinality ChangeFeed ChangeOptions
+        CheckpointReport CheckpointSettings
         CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
         DecimalType DispatcherSettings Durability Epoch Hit Json KvReader KvRow KvStatistics KvTable LeasedMessage
         LoadReport LogSettings Message Metric MetricMetadata PartitionStatistics Position PreparedLoad QueueSettings

@@ -30,6 +30,7 @@ LAYERS = [
     {"promql"},
     {"queue", "kv", "series", "vector"},
     {"registry"},
+    {"feeds"},
     {"store"},
     {"protocol"},
     {"client"},

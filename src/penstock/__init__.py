@@ -10,6 +10,7 @@ journal; docs/architecture.md draws its way.
     server, client the owner's socket for other processes; the same store from another process
     protocol       the messages between the two, and how a client finds the owner
     store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
+    feeds          change feeds as streams, and their upkeep
     registry       which kinds of table there are
     kv, queue, series, vector  the kinds
     promql         PromQL: parse, and evaluate on columns
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
     from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
+    from penstock.kinds.change_reading import ChangeFeed
+    from penstock.kinds.changes import ChangeOptions
     from penstock.kv.queries import KvStatistics
     from penstock.kv.table import KvReader, KvRow, KvTable
     from penstock.kv.text_keys import TextKvReader, TextKvTable
@@ -76,8 +79,9 @@ if TYPE_CHECKING:
     from penstock.store.tracing import WriteStage
     from penstock.store.views import StoreSubscription, StoreView
     from penstock.vector.options import Metric
+    from penstock.vector.reader import VectorReader, VectorRecord, VectorStatistics
     from penstock.vector.searching import Hit
-    from penstock.vector.table import VectorReader, VectorRecord, VectorStatistics, VectorTable
+    from penstock.vector.table import VectorTable
 
 __version__ = "0.1.0"
 
@@ -89,6 +93,8 @@ _HOMES = {
     "AggregateFunction": "series.reader",
     "ArrowSource": "arguments",
     "Cardinality": "series.reader",
+    "ChangeFeed": "kinds.change_reading",
+    "ChangeOptions": "kinds.changes",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -142,9 +148,9 @@ _HOMES = {
     "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
     "ValueType": "kv.values",
-    "VectorReader": "vector.table",
-    "VectorRecord": "vector.table",
-    "VectorStatistics": "vector.table",
+    "VectorReader": "vector.reader",
+    "VectorRecord": "vector.reader",
+    "VectorStatistics": "vector.reader",
     "VectorTable": "vector.table",
     "WriteStage": "store.tracing",
     "connect": "client.connect",
@@ -159,6 +165,8 @@ __all__ = [
     "AggregateFunction",
     "ArrowSource",
     "Cardinality",
+    "ChangeFeed",
+    "ChangeOptions",
     "CheckpointReport",
     "CheckpointSettings",
     "CollectionSettings",

@@ -5,6 +5,7 @@ Thread: pure functions; the batches of a stream are read once, by one thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import Invalid
 
+_INDEX = re.compile(r"__index_level_\d+__")  # of a pandas frame that was filtered, for example
 SLICE_BYTES = 64 << 20  # cast in one step: offsets of binary columns end at 2 GiB
 _VIEWS = {pa.binary_view(): pa.large_binary(), pa.string_view(): pa.large_string()}
 
@@ -32,11 +34,45 @@ def open_batches(rows: Any, call: str) -> tuple[pa.Schema, Iterable[pa.RecordBat
     try:
         if hasattr(rows, "__arrow_c_stream__"):
             reader = pa.RecordBatchReader.from_stream(rows)
-            return reader.schema, reader
+            return _plain(reader.schema, reader)
         batch = pa.record_batch(rows)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise Invalid(f"{call} takes an Arrow table or stream, and this is not one ({error})") from None
-    return batch.schema, [batch]
+    return _plain(batch.schema, [batch])
+
+
+def plain_table(rows: Any, call: str) -> pa.Table:
+    """Return Arrow rows as a table, as `open_batches` reads them."""
+    schema, batches = open_batches(rows, call)
+    return pa.Table.from_batches(list(batches), schema)
+
+
+def _plain(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    """Return rows without the index of a pandas frame that has no name, and with categories as what they stand for."""
+    used = [number for number, name in enumerate(schema.names) if not _INDEX.fullmatch(name)]
+    plain = pa.schema([schema.field(number).with_type(_plain_type(schema.field(number).type)) for number in used])
+    if plain.equals(schema):
+        return schema, batches
+
+    def converted() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = [_plain_column(batch.column(number)) for number in used]
+            yield pa.record_batch(columns, schema=plain)
+
+    return plain, converted()
+
+
+def _plain_type(kind: Any) -> Any:
+    if pa.types.is_dictionary(kind):
+        return _VIEWS.get(kind.value_type, kind.value_type)
+    return pa.binary() if pa.types.is_fixed_size_binary(kind) else kind
+
+
+def _plain_column(column: Any) -> Any:
+    kind = _plain_type(column.type)
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary.cast(kind).take(column.indices)
+    return column if column.type == kind else column.cast(kind)
 
 
 def cast_batches(batches: Iterable[pa.RecordBatch], wanted: pa.Schema) -> Iterator[pa.RecordBatch]:

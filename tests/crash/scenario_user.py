@@ -14,7 +14,7 @@ class ScenarioUser:
 
     def __init__(self, store: Store, history: History, clock: FakeClock) -> None:
         self.store, self.history, self.clock = store, history, clock
-        self._count = max([0, *(v[0] for w, *v in history.events if w not in ("told", "never", "time"))])
+        self._count = max([0, *(v[0] for w, *v in history.events if w not in ("told", "never", "time", "fed"))])
 
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)

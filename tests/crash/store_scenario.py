@@ -41,7 +41,7 @@ def play(history: History) -> tuple[StoreModel, list[tuple[int, Callable[[StoreM
     told = max([0, *(values[0] for word, *values in history.events if word == "told")])
     model, open_end = StoreModel(), []
     for word, *values in history.events:
-        if word in ("told", "never", "time") or values[0] in never:
+        if word in ("told", "never", "time", "fed") or values[0] in never:
             continue
         step = _step(word, values)
         if values[0] <= told:

@@ -13,10 +13,10 @@ from vector_place import Records, VectorModel, VectorPlace, check_nearest, conte
 from penstock.errors import OutcomeUnknown, PenstockError
 from penstock.manifest.records import JobKind
 from penstock.testing import History, SimulatedDisk, Violation
-from penstock.vector.draft import internal_id, read_generations, read_postings, read_sequence, split_record
 from penstock.vector.keys import DELETED, DICTIONARY, RECORD, VECTOR
 from penstock.vector.operators import decode_ids
 from penstock.vector.section import Part, VectorSection, decode_section
+from penstock.vector.stored import internal_id, read_generations, read_postings, read_sequence, split_record
 
 QUERY = [1.0, 2.0, 3.0]
 

@@ -19,7 +19,6 @@ from penstock.testing import FakeClock, SimulatedDisk
 from penstock.testing.manifest import MemoryEngine
 from penstock.vector import indexing
 from penstock.vector.attributes import decode_attributes, encode_attributes
-from penstock.vector.draft import read_generations
 from penstock.vector.machine import VectorMachine
 from penstock.vector.options import Metric, VectorOptions
 from penstock.vector.reading import VectorState
@@ -32,6 +31,7 @@ from penstock.vector.section import (
     decode_section,
     encode_section,
 )
+from penstock.vector.stored import read_generations
 
 DIMENSIONS = 3
 OPTIONS = VectorOptions(dimensions=DIMENSIONS, metric="euclidean")
@@ -108,7 +108,7 @@ def nearest(
     distances, ids = state.nearest(np.array([query], np.float32), k, exact=exact, where=where)
     hits = [(number, distance) for number, distance in zip(ids[0].tolist(), distances[0].tolist(), strict=True)]
     hits = [hit for hit in hits if hit[0] >= 0]
-    names = [external for external, _ in state.records([number for number, _ in hits])]
+    names = state.records(np.array([number for number, _ in hits], np.int64))[0].to_pylist()
     return list(zip(names, [distance for _, distance in hits], strict=True))
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -447,3 +451,85 @@ def test_a_trace_that_fails_changes_nothing(tmp_path: Path, caplog: pytest.LogCa
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         StoreSettings(**wrong)
+
+
+# -- while others are at work
+
+
+def test_they_are_read_while_a_partition_hangs(store: Store) -> None:
+    store.kv("t").put(b"k", b"v", durable=True)
+    held, let_go = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with store._dispatcher.turn:
+            held.set()
+            let_go.wait(60)
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    try:
+        assert held.wait(30)
+        read_by: list[object] = []
+        for use in (store.metrics.exposition, store.statistics, store.subscribe().latest, store._meter.save):
+            reader = threading.Thread(target=lambda act: read_by.append(act()), args=(use,))
+            reader.start()
+            reader.join(20)
+        assert len(read_by) == 4, "one of them waits for the thread that applies"
+    finally:
+        let_go.set()
+        hanging.join()
+
+
+def test_readers_writers_and_drops_at_once(store: Store) -> None:
+    failures: list[BaseException] = []
+    ended = threading.Event()
+
+    def until_end(act: Callable[[], object]) -> None:
+        try:
+            while not ended.is_set():
+                act()
+        except BaseException as error:
+            failures.append(error)
+
+    def look() -> None:
+        read(store.metrics.exposition())
+        now = store.statistics()
+        assert now.global_applied_floor <= now.applied_lsn <= now.durable_lsn
+        assert all(one.stored <= one.applied <= one.durable <= one.highest for one in now.partitions)
+
+    threads = [threading.Thread(target=until_end, args=(act,)) for act in (look, look, store._meter.save)]
+    for thread in threads:
+        thread.start()
+    for number in range(8):
+        table = store.kv(f"t{number}", shards=2)
+        for key in range(20):
+            table.put(b"%d" % key, b"v")
+        table.put(b"last", b"v", durable=True)
+        store.drop(f"t{number}")
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_view_is_awaited_through_the_death_of_the_owner(tmp_path: Path) -> None:
+    with penstock.connect(tmp_path / "store", create=True) as client:
+        table, views = client.kv("t"), client.subscribe()
+        before = views.latest()
+        for process in owners(tmp_path / "store"):
+            os.kill(process, signal.SIGKILL)
+        table.put(b"k", b"v", durable=True)
+        view = views.wait_newer(60)
+        assert view.lsn > before.lsn
+        assert view.applied_epoch > before.applied_epoch
+
+
+def owners(path: Path) -> list[int]:
+    """The processes that own a store, other than this one."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = entry.read_bytes().split(b"\0")
+            if b"penstock.server" in words and str(path).encode() in words:
+                found.append(int(entry.parent.name))
+    return found

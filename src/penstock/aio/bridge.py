@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
@@ -124,13 +124,14 @@ def made(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[AsyncFo
 
 
 def iterated(
-    method: Callable[Concatenate[S, P], Iterator[T]],
+    method: Callable[Concatenate[S, P], Iterable[T]],
 ) -> Callable[Concatenate[AsyncForm[S], P], AsyncIterator[T]]:
     """Make the asyncio form of a method that returns an iterator: `async for`, many rows per change of threads."""
     name = method.__name__
 
     async def iterate(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        rows: Iterator[T] = await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
+        begin = partial(getattr(self._sync, name), *args, **kwargs)
+        rows: Iterator[T] = await self._threads.run(lambda: iter(begin()))
         try:
             while some := await self._threads.run(lambda: list(itertools.islice(rows, ROWS_AT_ONCE))):
                 for row in some:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from penstock.aio.bridge import AsyncForm, awaited, iterated
 from penstock.client.store import RemoteStore
+from penstock.kinds.changes import ChangeOptions
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.text_keys import TextKvReader, TextKvTable
 from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
@@ -45,6 +46,7 @@ class AsyncKvReader(AsyncForm[K]):
     to_arrow = awaited(KvReader.to_arrow)
     scan = iterated(KvReader.scan)
     scan_arrow = iterated(KvReader.scan_arrow)
+    changes = iterated(KvReader.changes)
 
     @overload
     async def get(self: AsyncForm[KvReader[V]], key: bytes) -> V | None: ...
@@ -97,6 +99,7 @@ class AsyncTextKvReader(AsyncForm[X]):
     to_arrow = awaited(TextKvReader.to_arrow)
     scan = iterated(TextKvReader.scan)
     scan_arrow = iterated(TextKvReader.scan_arrow)
+    changes = iterated(TextKvReader.changes)
 
 
 class AsyncTextKvTable(AsyncTextKvReader[TextKvTable[V]]):
@@ -123,37 +126,79 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: Literal["bytes"] | None = None, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["bytes"] | None = None,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[bytes]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: Literal["utf8"], create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["utf8"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[str]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: Literal["json"], create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["json"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[Json]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: Literal["int64"], create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["int64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[int]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["float64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[float]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: DecimalType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[Decimal]: ...
 
     @overload
     async def kv(
-        self, name: str, *, shards: int = 1, value: StructType, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: StructType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncKvTable[dict[str, object]]: ...
 
     @overload
@@ -165,36 +210,79 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         shards: int = 1,
         value: Literal["bytes"] | None = None,
         create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[bytes]: ...
 
     @overload
     async def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["utf8"], create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: Literal["utf8"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[str]: ...
 
     @overload
     async def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["json"], create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: Literal["json"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[Json]: ...
 
     @overload
     async def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["int64"], create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: Literal["int64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[int]: ...
 
     @overload
     async def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["float64"], create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: Literal["float64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[float]: ...
 
     @overload
     async def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: DecimalType, create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: DecimalType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[Decimal]: ...
 
     @overload
     async def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: StructType, create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: StructType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> AsyncTextKvTable[dict[str, object]]: ...
 
     async def kv(
@@ -205,10 +293,13 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: AnyValueType | None = None,
         key: KeyType | None = None,
         create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False`."""
         find: Callable[..., Any] = self._sync.kv
-        table = await self._threads.run(partial(find, name, shards=shards, value=value, key=key, create=create))
+        table = await self._threads.run(
+            partial(find, name, shards=shards, value=value, key=key, create=create, changes=changes)
+        )
         return (AsyncTextKvTable if isinstance(table, TextKvTable) else AsyncKvTable)(table, self._threads)
 
 

@@ -6,7 +6,8 @@ Thread: one event loop for each store.
 from __future__ import annotations
 
 from penstock.aio.bridge import AsyncForm, awaited, iterated
-from penstock.vector.table import VectorReader, VectorTable
+from penstock.vector.reader import VectorReader
+from penstock.vector.table import VectorTable
 
 
 class AsyncVectorReader(AsyncForm[VectorReader]):
@@ -28,6 +29,7 @@ class AsyncVectorReader(AsyncForm[VectorReader]):
     statistics = awaited(VectorReader.statistics)
     to_arrow = awaited(VectorReader.to_arrow)
     scan_arrow = iterated(VectorReader.scan_arrow)
+    changes = iterated(VectorReader.changes)
 
 
 class AsyncVectorTable(AsyncForm[VectorTable]):
@@ -50,3 +52,4 @@ class AsyncVectorTable(AsyncForm[VectorTable]):
     statistics = awaited(VectorTable.statistics)
     to_arrow = awaited(VectorTable.to_arrow)
     scan_arrow = iterated(VectorTable.scan_arrow)
+    changes = iterated(VectorTable.changes)

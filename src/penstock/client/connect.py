@@ -60,7 +60,7 @@ class LocalOwnerLocator:
         retries = Retries(self._clock, deadline_s, pause_s_max=1.0)
         while answer is None or not answer.location:
             if not self._create and not locator.has_store(self.folder):
-                raise NotFound(f"there is no store in {self.folder}: give another path, or use penstock.open")
+                raise NotFound(f"there is no store in {self.folder}: give another path, or create=True")
             if retries.expired():
                 reason = "" if answer is None else f" ({answer.reason})"
                 raise WaitExpired(f"no owner of {self.folder} is serving{reason}: try again")

@@ -327,11 +327,12 @@ class FlightPort(FlightReading):
         start: Mapping[int, int] | None = None,
         rows_max: int = 0,
         bytes_max: int = 0,
+        begin: str = "",
     ) -> wire.BatchPlan:
         """Return everything that planning a batch needs, in one request: see `wire.PlanBatch`."""
         self._flush_writes()
-        begin = [] if start is None else sorted(start.items())
-        request = wire.PlanBatch(list(tables), source, consumer, begin, rows_max, bytes_max)
+        starts = [] if start is None else sorted(start.items())
+        request = wire.PlanBatch(list(tables), source, consumer, starts, rows_max, bytes_max, begin)
         plan = self._connection.ask(request, wire.BatchPlan)
         self.learn(plan.tables if plan.source is None else [*plan.tables, plan.source.table])
         return plan

@@ -12,8 +12,7 @@ A kind is a small core, `Kind`, and capabilities. The other packages ask for a c
     Selectable     a selector is read in ranges of keys                   Spark reads
     Derived        tables are computed from others by jobs                rollups
     Serviced       the owner does more for a table than read and write    leases, retention
-
-A change feed (the records of a table in LSN order) will be one more capability, `Changing`.
+    Changing       tables can have a change feed                          `table.changes`, Spark streams
 
 The API classes of a kind use `Port` alone, so they are the same in the process that owns the store and in a client.
 A table is divided into shards. The rows of a shard are ordered by key (bytes), so that a scan can be divided into key
@@ -24,6 +23,7 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
     table          the base of the API classes of tables
     tree_machine   the base of state machines whose shard is one LSM tree
     capabilities   the protocols above, and the functions that ask for them
+    changes        the change feed of a shard, and `Changing`; change_reading: how it is read
 """
 
 from penstock.kinds.capabilities import (

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from penstock.coordinator import Epoch
+from penstock.kinds.change_reading import ChangeFeed, no_feed
 from penstock.kinds.core import InThisProcess
 from penstock.kinds.port import Port, Reading, partitions_of
 from penstock.partition.ledger import TableInfo
@@ -42,6 +43,20 @@ class ReadableTable(InThisProcess, ABC):
     @abstractmethod
     def scan_arrow(self) -> Iterator[pa.RecordBatch]:
         """Return record batches of all rows."""
+
+    def changes(self, *, after: int | None = None) -> ChangeFeed:
+        """Return the changes of a table with a change feed, of commits after the LSN `after`; None: all that are kept.
+
+        They are those of applied writes: wait for a write by `flush` to find it here.
+        """
+        schema = self._change_schema()
+        if schema is None:
+            raise no_feed(self._info)
+        return ChangeFeed(self._reading, self._info, schema, after)
+
+    def _change_schema(self) -> pa.Schema | None:
+        """Return the columns of the table in its change feed; None if it has none."""
+        return None
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.scan_arrow())

@@ -1,13 +1,16 @@
 """The base of state machines whose shard is one LSM tree: a kind adds `apply` and how its rows are read.
 
+If its table has a change feed, that is a second tree: `apply` calls `Feed.record` before it changes the first.
+
 Thread: see `partition.machine`; reading from any.
 Invariants: those of the tree: an edit is applied whole or not at all, and `stored <= applied`.
 """
 
 from __future__ import annotations
 
+from penstock.kinds.changes import Feed
 from penstock.kinds.core import Machine
-from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.maintenance import COMPANION, Maintenance
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import PartitionDescriptor
 
@@ -20,8 +23,11 @@ class TreeMachine(Machine):
     stores_cheaply = False
     broken = False  # an apply that fails changes nothing
 
-    def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor) -> None:
+    def __init__(
+        self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, feed: Feed | None = None
+    ) -> None:
         self.tree = tree
+        self.feed = feed
         self._maintenance = maintenance
         self._descriptor = descriptor
 
@@ -40,11 +46,16 @@ class TreeMachine(Machine):
         return self.tree.statistics().snapshots > 0
 
     def memory_bytes(self) -> int:
-        return self.tree.memory_bytes()
+        return self.tree.memory_bytes() + (0 if self.feed is None else self.feed.memory_bytes())
 
     def store_now(self) -> None:
+        if self.feed is not None:
+            self.feed.store_now()
         self._maintenance.flush(self.tree)
 
     def close(self) -> None:
         self.tree.close()
+        if self.feed is not None:
+            self.feed.tree.close()
+            self._maintenance.close_tree(self._descriptor.table_id, COMPANION + self._descriptor.shard)
         self._maintenance.close_tree(self._descriptor.table_id, self._descriptor.shard)

@@ -29,7 +29,9 @@ from penstock.kinds import (
     Replaceable,
     RowConditional,
 )
+from penstock.kinds.changes import ChangeOptions, Changing, change_options, open_feed
 from penstock.kv import queries, section
+from penstock.kv.changes import change_schema, read_changes
 from penstock.kv.conditions import CONDITIONS, ROW, check_argument, decode_argument
 from penstock.kv.loading import Loader, bundle, inside, load_schema
 from penstock.kv.machine import KvMachine
@@ -39,7 +41,16 @@ from penstock.kv.structs import widens
 from penstock.kv.table import KvReader, KvTable, kv_schema, with_types
 from penstock.kv.text_keys import TextKvReader, TextKvTable
 from penstock.kv.validation import check_options, receive, weight
-from penstock.kv.values import AnyValueType, KeyType, Options, arrow_type, decode_options, encode_options, options_of
+from penstock.kv.values import (
+    AnyValueType,
+    KeyType,
+    Options,
+    arrow_type,
+    changes_in,
+    decode_options,
+    encode_options,
+    options_of,
+)
 from penstock.lsm.rows import DELETE
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
@@ -53,7 +64,7 @@ def _encoded(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else [key.encode() for key in value]
 
 
-class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryable):
+class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryable, Changing):
     """The kind `kv`."""
 
     name = "kv"
@@ -62,20 +73,28 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
     row_condition = ROW
     conditions = CONDITIONS
 
-    def options(self, value: AnyValueType | None, key: KeyType | None = None) -> bytes:
+    def options(
+        self, value: AnyValueType | None, key: KeyType | None = None, changes: bool | ChangeOptions = False
+    ) -> bytes:
         """Return the options of a table with values and keys of these types; `Invalid` if there is no such type."""
-        return encode_options(options_of(value, key))
+        return encode_options(msgspec.structs.replace(options_of(value, key), changes=change_options(changes)))
 
     def of_types(self, table: T, value: AnyValueType | None, key: KeyType | None) -> T:
         """Return the table if its values and keys are of these types (None: any), or raise `KindMismatch`."""
         wanted, options = options_of(value, key), table._options
         narrower = wanted.value == options.value == "struct" and widens(arrow_type(wanted), arrow_type(options))
-        if value is not None and not narrower and wanted != msgspec.structs.replace(options, key=wanted.key):
+        if (
+            value is not None
+            and not narrower
+            and wanted != msgspec.structs.replace(options, key=wanted.key, changes=None)
+        ):
             actual = table.value_type
             if not isinstance(actual, str):  # a struct may have hundreds of fields
-                raise KindMismatch(
-                    f"table {table.name} holds {in_short(actual)}, not {in_short(value)}: leave value= out"
-                )
+                remedy = "leave value= out"
+                if wanted.value == options.value:
+                    remedy += "; a struct can only get more fields, which may be null, at its end"
+                held, asked = in_short(str(actual)), in_short(str(value))
+                raise KindMismatch(f"table {table.name} holds {held}, not {asked}: {remedy}")
             other = value if isinstance(value, str) else in_short(value)
             raise KindMismatch(f"table {table.name} holds {actual}, not {other}: say value={actual!r}")
         if key is not None and wanted.key != options.key:
@@ -122,7 +141,9 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> KvMachine:
         tree = context.maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
-        return KvMachine(tree, context.maintenance, descriptor, options)
+        changes = changes_in(options)
+        feed = None if changes is None else open_feed(context.maintenance, descriptor, tree, changes)
+        return KvMachine(tree, context.maintenance, descriptor, options, feed)
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> Any:
         of_text = decode_options(info.options).key == "utf8"
@@ -189,6 +210,18 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
         replaced: tuple[bytes, bytes | None],
     ) -> list[PreparedRows]:
         return bundle(loads, info, context, replaced)
+
+    def change_options(self, options: bytes) -> ChangeOptions | None:
+        return changes_in(options)
+
+    def change_schema(self, options: bytes) -> Any:
+        return change_schema(decode_options(options))
+
+    def read_changes(self, data: bytes, options: bytes) -> tuple[Any, Any]:
+        return read_changes(data, decode_options(options))
+
+    def nothing(self) -> section.Rows:
+        return section.Rows()
 
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         return read_piece(piece, root, identity)

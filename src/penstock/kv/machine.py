@@ -10,7 +10,9 @@ from collections.abc import Collection, Sequence
 from penstock.host import threads
 from penstock.journal.record import REFERENCE
 from penstock.kinds import ALL_LATER, TreeMachine, Waiting
+from penstock.kinds.changes import Feed
 from penstock.kv import section
+from penstock.kv.changes import record_changes, record_load
 from penstock.kv.pieces import KvState
 from penstock.kv.validation import check_table
 from penstock.kv.values import decode_options
@@ -26,25 +28,39 @@ from penstock.partition.reference import StagedFile, decode_reference
 class KvMachine(TreeMachine):
     """The state machine of a kv shard."""
 
-    def __init__(self, tree: Tree, maintenance: Maintenance, descriptor: PartitionDescriptor, options: bytes) -> None:
-        super().__init__(tree, maintenance, descriptor)
+    def __init__(
+        self,
+        tree: Tree,
+        maintenance: Maintenance,
+        descriptor: PartitionDescriptor,
+        options: bytes,
+        feed: Feed | None = None,
+    ) -> None:
+        super().__init__(tree, maintenance, descriptor, feed)
         self._table_options = options  # decoded on use: damaged options do not prevent opening the store
         self.get = tree.get  # type: ignore[method-assign]  # bound once: a get is little more than this call
 
     def apply(self, entry: Entry) -> None:
         if entry.sections and entry.sections[0].header.form == REFERENCE:
             files = [file for part in entry.sections for file in readable(decode_reference, part.payload).files]
-            ids = [file.chunk_id for file in files]
-            threads.run_uninterrupted(lambda: self._maintenance.adopt(self.tree, ids, entry.lsn, entry.time_us))
+            threads.run_uninterrupted(lambda: self._adopt([file.chunk_id for file in files], entry))
             return
         sections = entry.decoded or [readable(section.decode, part.payload) for part in entry.sections]
+        if self.feed is not None and self.feed.lacks(entry.lsn):
+            record_changes(self.feed, self.tree, entry, sections)
         if len(sections) == 1 and (pair := section.only_put(sections[0])) is not None:
             self.tree.put(*pair, entry.lsn, entry.time_us)
             return
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
 
+    def _adopt(self, chunk_ids: Sequence[int], entry: Entry) -> None:
+        if self.feed is not None and self.feed.lacks(entry.lsn):
+            record_load(self.feed, self._maintenance, self.tree, entry, chunk_ids)
+        self._maintenance.adopt(self.tree, chunk_ids, entry.lsn, entry.time_us)
+
     def snapshot(self) -> KvState:
-        return KvState(self._descriptor.partition, self.tree.snapshot())
+        rows = self.tree.snapshot()
+        return KvState(self._descriptor.partition, rows, None if self.feed is None else self.feed.snapshot(rows.lsn))
 
     def row(self, key: bytes) -> tuple[bytes, int] | None:
         return self.tree.row(key)

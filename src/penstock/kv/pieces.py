@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Piece
+from penstock.kinds.changes import FeedSnapshot
 from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.version import Version
@@ -32,11 +33,12 @@ _decoder = msgspec.msgpack.Decoder(FilePiece)
 class KvState:
     """A snapshot of a shard."""
 
-    __slots__ = ("_partition", "get", "row", "scan", "scan_arrow", "snapshot")
+    __slots__ = ("_partition", "feed", "get", "row", "scan", "scan_arrow", "snapshot")
 
-    def __init__(self, partition: PartitionId, snapshot: Snapshot) -> None:
+    def __init__(self, partition: PartitionId, snapshot: Snapshot, feed: FeedSnapshot | None = None) -> None:
         self._partition = partition
         self.snapshot = snapshot
+        self.feed = feed
         self.get, self.row, self.scan, self.scan_arrow = snapshot.get, snapshot.row, snapshot.scan, snapshot.scan_arrow
 
     @property
@@ -60,6 +62,8 @@ class KvState:
 
     def close(self) -> None:
         self.snapshot.close()
+        if self.feed is not None:
+            self.feed.close()
 
 
 def _borders(version: Version, count: int, start: bytes, end: bytes | None) -> list[bytes]:

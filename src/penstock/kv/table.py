@@ -20,6 +20,7 @@ from penstock.errors import Invalid, OutcomeUnknown, PenstockError
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import DURABLE_S, Conditional, Port, ReadableTable, Reading, WritableTable
 from penstock.kv import queries, section
+from penstock.kv.changes import change_schema
 from penstock.kv.conditions import ROW, encode_argument, expected_lsn
 from penstock.kv.frames import frame_rows, parts_of
 from penstock.kv.mapping import ReadableMapping, WritableMapping
@@ -106,6 +107,9 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
         if self._options.value in ("decimal", "struct"):
             return cast("DecimalType | StructType", arrow_type(self._options))
         return cast(ValueType, self._options.value)
+
+    def _change_schema(self) -> pa.Schema | None:
+        return None if self._options.changes is None else change_schema(self._options)
 
     def _partition(self, key: bytes) -> PartitionId:
         if self._one is not None:

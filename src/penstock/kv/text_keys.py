@@ -17,6 +17,7 @@ from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid
 from penstock.kinds import Port, Reading
+from penstock.kinds.change_reading import ChangeFeed
 from penstock.kv.mapping import ReadableMapping, WritableMapping
 from penstock.kv.queries import KvStatistics
 from penstock.kv.table import KvReader, KvRow, KvTable
@@ -55,6 +56,10 @@ class TextKvReader(ReadableMapping[str, V]):
     def __init__(self, port: Reading, info: TableInfo) -> None:
         self._table = KvReader(port, info)
         self._options = self._table._options
+
+    def changes(self, *, after: int | None = None) -> ChangeFeed:
+        """Return the changes of the table after an LSN: see `KvReader.changes`."""
+        return self._table.changes(after=after)
 
     @property
     def name(self) -> str:

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from penstock.arguments import in_short, plain_int
 from penstock.errors import CorruptionError, Invalid
+from penstock.kinds.changes import ChangeOptions
 from penstock.kv import structs
 from penstock.lsm import exact_sum
 from penstock.lsm.operators import DECIMAL_BYTES
@@ -87,6 +88,7 @@ class Options(msgspec.Struct, frozen=True, array_like=True):
     digits: tuple[int, int] = (0, 0)  # of decimals: all, and after the point
     key: KeyType = "bytes"
     fields: bytes = b""  # of structs
+    changes: ChangeOptions | None = None  # of its change feed, if it has one
 
     @property
     def value_name(self) -> str:
@@ -125,15 +127,16 @@ def _value_options(value: Any) -> Options:
 def encode_options(options: Options) -> bytes:
     """Encode options for the ledger; without fields that older versions do not know, where they have no meaning."""
     fields = msgspec.structs.astuple(options)
-    needed = (options.value == "struct", options.key != "bytes", options.value == "decimal", True)
-    return _encode_options(fields[: 4 - needed.index(True)])
+    of_structs = options.value == "struct"
+    needed = (options.changes is not None, of_structs, options.key != "bytes", options.value == "decimal", True)
+    return _encode_options(fields[: 5 - needed.index(True)])
 
 
 def decode_options(data: bytes) -> Options:
     """Decode the options of a table."""
     try:
         options = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, Invalid) as error:
         raise CorruptionError("kv options", 0, f"they do not decode ({error})") from None
     if options.value == "struct":
         try:
@@ -144,6 +147,14 @@ def decode_options(data: bytes) -> Options:
     if options.value == "decimal" and not (1 <= precision <= 38 and 0 <= scale <= precision):
         raise CorruptionError("kv options", 0, f"decimals have no {precision} digits, {scale} of them after the point")
     return options
+
+
+def changes_in(data: bytes) -> ChangeOptions | None:
+    """Return the options of a table's change feed; None if it has none, or if its options cannot be read."""
+    try:
+        return decode_options(data).changes
+    except CorruptionError:
+        return None
 
 
 # -- from users' values to stored bytes

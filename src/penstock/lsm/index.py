@@ -289,6 +289,14 @@ class Index:
                 return
             at += 1
 
+    def check_all(self) -> None:
+        """Check every page of slots, once."""
+        if not self.ready:
+            for number in range(self._slot_pages):
+                if not self._sound[number]:
+                    self.page(number)
+            self.ready = 0 not in self._sound[: self._slot_pages]
+
     def _check_rest(self) -> None:
         """Be ready when all pages with homes are checked. Probes seldom reach the slots behind: check those now."""
         homes = self.homes // PAGE_SLOTS

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -29,10 +29,11 @@ from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree
-from penstock.lsm.tree_files import TreeFiles
+from penstock.lsm.tree_files import TreeFiles, files_of
 from penstock.lsm.tree_jobs import METRIC_LEVEL0_RUNS, METRIC_MEMTABLE_BYTES, Merge, Stop, TreeJobs, observation
 from penstock.lsm.tree_settings import TreeSettings, TreeStatistics
-from penstock.lsm.version import FileMeta, split_into_runs
+from penstock.lsm.version import FileMeta, TableFile, Version, arrange, split_into_runs
+from penstock.lsm.view import View
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import ChunkKey, JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
@@ -43,6 +44,7 @@ from penstock.scheduler.task import StopSignal
 
 logger = logging.getLogger(__name__)
 
+COMPANION = 1 << 15  # added to the number of a shard: that of its companion tree, if it has one
 BUSY_TIMEOUT_S = 60.0
 BUSY_LOOK_S = 0.05  # between two checks whether other jobs have ended
 
@@ -120,6 +122,49 @@ class Maintenance:
             self._trees[db_id, shard] = tree, catalog
         return tree
 
+    def open_companion(self, db_id: int, shard: int, folder: str, tree: Tree) -> Tree:
+        """Open a second tree of a shard: whatever of `tree` is in files, all earlier edits of this one are, too.
+
+        So a replay from what `tree` has stored finds it at the LSN of the first edit that the companion may lack.
+        """
+        companion = self.open_tree(db_id, COMPANION + shard, folder)
+        tree.store_first = lambda: self._store_within_job(companion)
+        return companion
+
+    def _store_within_job(self, tree: Tree) -> None:
+        """Flush a tree in the job that flushes another one of its table: the gate of these jobs is that of both."""
+        target, catalog = tree.freeze(), self._catalog(tree)
+        while tree.stored < target and tree.has_unflushed():
+            if not self._work.flush(tree, catalog, None):
+                raise GateShut(f"{catalog.folder} is being flushed already: try again later")
+
+    def append_files(self, tree: Tree, parts: Iterable[Memtable], lsn: int, time_us: int) -> None:
+        """Write an edit of any size to files, part by part, and install it whole. Requires: its keys are new."""
+        self.flush(tree)
+        catalog, ids, added = self._catalog(tree), list[int](), list[FileMeta]()
+        try:
+            for part in parts:
+                some = self._work.reserve(files_of(part))
+                ids += some
+                tree.use.announce(some)
+                summaries = self._files.write(part, catalog, some)
+                added += [catalog.describe(summary, level=0, run=some[0]) for summary in summaries]
+            files = self._files.open_all(added)
+            self._manifest.apply(
+                catalog.publish(added, stored=(lsn, time_us), operators=tree.operators, sealing=self._files.sealing)
+            )
+            tree.install_adopted(files, lsn, time_us)
+        finally:
+            tree.use.withdraw(ids)
+
+    def staged_view(self, tree: Tree, chunk_ids: Sequence[int], lsn: int, time_us: int) -> View | None:
+        """Return the rows of files that `adopt` would add to a tree; None if there are none."""
+        unadopted = self._not_adopted(tree, chunk_ids)
+        if not unadopted:
+            return None
+        files = [TableFile(meta, self._files.open_table) for meta in self.check_adoptable(tree, unadopted, lsn)]
+        return View(Version(None, (), arrange(files), lsn, lsn, time_us), lambda: time_us)
+
     def close_tree(self, db_id: int, shard: int, timeout_s: float = BUSY_TIMEOUT_S) -> None:
         """Close a tree; its files stay. Waits for work on it to end."""
         if self._stopping.is_set():
@@ -141,16 +186,18 @@ class Maintenance:
     def is_at_work(self, db_id: int, shard: int) -> bool:
         """Whether a job is working on a tree, so that closing it would wait."""
         with self._changed:
-            return bool(self._busy.get((db_id, shard)))
+            return bool(self._busy.get((db_id, shard)) or self._busy.get((db_id, COMPANION + shard)))
 
     def drop_tree(self, db_id: int, shard: int, folder: str) -> None:
         """Delete a shard's rows in the manifest; the caller deletes its files. Can be repeated."""
+        self.close_tree(db_id, COMPANION + shard)
         self.close_tree(db_id, shard)
         txn = self._manifest.begin_write()
         for key, row in self._manifest.scan_chunks(db_id):
             if row.file_name.startswith(f"{folder}/"):
                 txn.delete_chunk(key)
-        txn.delete_wal_state(WalStateKey(db_id, shard))
+        for number in (shard, COMPANION + shard):
+            txn.delete_wal_state(WalStateKey(db_id, number))
         txn.delete_metrics(db_id)
         txn.commit()
 

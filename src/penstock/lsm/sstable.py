@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.archive.chunk import Chunk, KeyRing, crc32c
 from penstock.archive.container import open_chunk
@@ -35,6 +36,7 @@ from penstock.lsm.rows import (
     PUT,
     RANGE_DELETE,
     SCHEMA,
+    U32,
     Columns,
     Row,
     binary_array,
@@ -300,6 +302,27 @@ class Sstable:
                     return (PUT, value, batch.lsns[row], NEVER) if whole else value
             at += 1
         return None
+
+    def may_hold(self, hashes: U32) -> npt.NDArray[np.bool_]:
+        """Return, for each hash of a key, whether a row may have that key: always if one has."""
+        index = self._index
+        slot_view = index.slot_view
+        if not isinstance(slot_view, memoryview):
+            return np.ones(len(hashes), np.bool_)
+        index.check_all()
+        slots = np.frombuffer(slot_view, np.uint32, index.slots)
+        wanted = hashes & np.uint32(self._fingerprint_mask)
+        at = (hashes & np.uint32(self._home_mask)).astype(np.int64)
+        found = np.zeros(len(hashes), np.bool_)
+        left = np.arange(len(hashes))
+        while len(left):  # each step looks at the next slot of all that are undecided
+            here = slots[at[left]]
+            match = (here & np.uint32(self._fingerprint_mask)) == wanted[left]
+            match &= here != 0
+            found[left[match]] = True
+            left = left[~match & (here != 0)]
+            at[left] += 1
+        return found
 
     def _get_sorted(self, key: bytes) -> Row | None:
         row = self.lower_bound(key)

@@ -62,6 +62,7 @@ class Tree:
         self.lsn = stored  # the last LSN applied; changed under _lock
         self.time_us = time_us  # the highest record time applied; changed under _lock
         self.stored_time_us = time_us  # the highest record time in files
+        self.store_first: Callable[[], None] | None = None  # called before files of a flush are published
         self.operators = operators  # of unfolded operands, in memory or in files; None: unknown
         levels = arrange(TableFile(meta, open_table) for meta in files)
         version = Version(memtable(stored), (), levels, stored, stored, time_us)

@@ -69,14 +69,19 @@ class TreeJobs:
         """Reserve chunk ids for new files."""
         return [int(self._manifest.reserve_chunk_id()) for _ in range(count)]
 
-    def flush(self, tree: Tree, catalog: Catalog, lease: Lease) -> bool:
-        """Write frozen memtables to files; return whether there were any, so that the job is completed."""
+    def flush(self, tree: Tree, catalog: Catalog, lease: Lease | None) -> bool:
+        """Write frozen memtables to files; return whether there were any, so that the job is completed.
+
+        `lease`: of the job; None within the job of another tree of the same table.
+        """
         work = tree.begin_flush()
         if work is None:
             return False
         ids: list[int] = []
         try:
             rows, frozen = work
+            if tree.store_first is not None:
+                tree.store_first()
             began_s = self._clock.monotonic_s()
             rows = rows.to_flush(tree.files())
             ids = self.reserve(files_of(rows))
@@ -87,7 +92,10 @@ class TreeJobs:
             metas, operators = [file.meta for file in files], tree.operators
             operations = catalog.publish(metas, stored=stored, operators=operators, sealing=self._files.sealing)
             operations += self._observe(catalog, METRIC_FLUSH_BYTES, METRIC_FLUSH_US, summaries, began_s)
-            self._commit(lease, operations)
+            if lease is None:
+                self._manifest.apply(operations)
+            else:
+                self._commit(lease, operations)
         except Poisoned:
             raise  # it may have been committed: these rows must not be flushed again
         except BaseException:

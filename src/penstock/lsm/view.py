@@ -11,13 +11,16 @@ Invariant: all results of a view come from one version and one time for expiry.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import Invalid
+from penstock.lsm.index import hash_keys
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge import merge_columns, slices
 from penstock.lsm.operators import fold_all
@@ -28,6 +31,7 @@ from penstock.lsm.sstable import PART_ROWS_FIRST, PART_ROWS_MAX, Sstable
 from penstock.lsm.version import Run, TableFile, Version
 
 EVERY_LSN = 1 << 63
+_PROBED_TOGETHER_MIN = 64  # keys: for fewer, lookups one by one are faster
 _key_of = itemgetter(0)
 
 
@@ -112,6 +116,31 @@ class View:
             if kind < MERGE:
                 break
         return values
+
+    def existing(self, keys: Collection[bytes]) -> set[bytes]:
+        """Return those of the keys that have a value."""
+        if len(keys) < _PROBED_TOGETHER_MIN:
+            return {key for key in keys if self.get(key) is not None}
+        version, found, doubtful = self._version, set[bytes](), set[bytes]()
+        left = set(keys)
+        for memtable in version.memtables():
+            hits = left & memtable.rows.keys()
+            certain = memtable.plain and not version.ranges.starts and not self._ranges_of_active()
+            (found if certain else doubtful).update(hits)
+            left -= hits
+        if version.runs and left:
+            some = list(left)
+            hashes = hash_keys(some)
+            may = np.zeros(len(some), np.bool_)
+            for file in version.files():
+                may |= file.table().may_hold(hashes)
+            doubtful.update(some[at] for at in np.flatnonzero(may).tolist())
+        found.update(key for key in doubtful if self.get(key) is not None)
+        return found
+
+    def _ranges_of_active(self) -> bool:
+        active = self._version.active
+        return active is not None and active.has_ranges
 
     def first_key(self, start: bytes, end: bytes | None) -> bytes | None:
         """Return the first key of [start, end) that has a row, live or not. No value is read."""

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.arguments import ArrowSource, flag, in_short, microseconds, text, whole
+from penstock.arrow_input import plain_table
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
@@ -465,11 +466,8 @@ def _checked(payload: Any, key: Any, time: Any) -> tuple[bytes, bytes | None, in
 
 
 def _columns(messages: Any, keys: Sequence[bytes | None] | None, headers: list[Any] | None) -> Messages:
-    if hasattr(messages, "__arrow_c_stream__") and not isinstance(messages, (pa.Table, pa.ChunkedArray)):
-        try:
-            messages = pa.table(messages)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise Invalid(f"the messages are not an Arrow table ({error})") from None
+    if hasattr(messages, "__arrow_c_stream__") and not isinstance(messages, pa.ChunkedArray):
+        messages = plain_table(messages, "put_many")
     if isinstance(messages, (pa.Array, pa.ChunkedArray, pa.Table, pa.RecordBatch)):
         if keys is not None or headers is not None:
             raise Invalid("keys and headers of an Arrow table go into its columns `key` and `headers`")

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from penstock.journal.partitions import PartitionId
+from penstock.partition.part_log import PartLog, open_section
 from penstock.partition.pending import PendingDelta
 from penstock.series.labels import U32, U64, Labels, LabelTable, fingerprint_of
 from penstock.series.options import TIME_MAX, TIME_MIN
@@ -128,34 +129,16 @@ class RollupProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 Part: TypeAlias = SampleBlock | MetricMetadata | SeriesDelete | BucketTrim | RollupProgress
 
 
-class SeriesSection:
-    """Pending writes of one shard, in order."""
+class SeriesSection(PartLog[Part]):
+    """Pending writes of one shard, in order. In its log, single samples are tuples."""
 
-    __slots__ = ("_made", "log")
-
-    plain = True  # sections of several groups may be joined: see `PendingDelta.absorb`
-
-    def __init__(self, *parts: Part) -> None:
-        # Single samples are tuples. One list, and one append for a write: an interrupt leaves nothing half done.
-        self.log: list[Part | tuple[SeriesKey, int, float]] = list(parts)
-        self._made: tuple[int, list[Part]] = (0, [])  # the length of the log, and its parts
+    __slots__ = ()
 
     def __len__(self) -> int:
         return len(self.log)
 
-    def update(self, other: SeriesSection) -> None:
-        """Append the writes of another section."""
-        self.log += other.log
-
-    @property
-    def parts(self) -> list[Part]:
-        """The parts in order; samples that were written alone are blocks."""
-        count, parts = self._made
-        if count != len(self.log):
-            count = len(self.log)
-            parts = _parts(self.log[:count])
-            self._made = count, parts
-        return parts
+    def _make(self, log: list[Part | tuple[SeriesKey, int, float]]) -> list[Part]:
+        return _parts(log)
 
 
 def _parts(log: list[Part | tuple[SeriesKey, int, float]]) -> list[Part]:
@@ -208,12 +191,4 @@ def append_sample(delta: PendingDelta, partition: PartitionId, key: SeriesKey, s
     try:
         delta.open[partition].log.append((key, *sample))  # type: ignore[index]
     except (KeyError, TypeError):  # the first write of its group, or of its shard
-        _open_section(delta, partition).log.append((key, *sample))
-
-
-def _open_section(delta: PendingDelta, partition: PartitionId) -> SeriesSection:
-    sections = delta.begin() if delta.open is None else delta.open
-    section: SeriesSection | None = sections.get(partition)
-    if section is None:
-        section = sections[partition] = SeriesSection()
-    return section
+        open_section(delta, partition, SeriesSection).log.append((key, *sample))

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import Invalid
+from penstock.feeds import stream_of
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import Port, Reading, as_streamable
+from penstock.kinds import Port, Reading
 from penstock.protocol import wire
-from penstock.registry import check_name, kind_named
+from penstock.registry import check_name
 from penstock.server.rights import READ, Rights
 
 PIECES_MAX = 10_000
@@ -72,8 +73,9 @@ def _source_state(port: Port, request: wire.PlanBatch) -> wire.SourceState | Non
     info = port.table(request.source)
     if info is None:
         return None
-    table = as_streamable(kind_named(info.kind, info.name), info).source(port, info)
-    position = table.offsets(f"consumer:{request.consumer}") if request.consumer else {}
+    table = stream_of(info).source(port, info)
+    begin = f"consumer:{request.consumer}" if request.consumer else request.begin
+    position = table.offsets(begin) if begin else {}
     earliest = table.offsets("earliest")
     start = {shard: max(sequence, earliest.get(shard, 0)) for shard, sequence in request.start}
     end = table.advance(start, request.rows_max, request.bytes_max) if start else {}

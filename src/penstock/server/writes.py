@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import Closed, CorruptionError, Invalid, NotFound, OutcomeUnknown, PenstockError, Poisoned
+from penstock.feeds import check_condition
 from penstock.host import threads
 from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import Kind
@@ -183,16 +184,13 @@ class GroupTaker:
             self._check_section(group, section, rights)
 
     def _check_condition(self, name: str, argument: bytes, rights: Rights) -> None:
-        kind = find_condition(name)
-        if kind is None:
+        if find_condition(name) is None:
             raise Invalid(f"there is no condition {name!r}")
         info = self._table(int.from_bytes(argument[:8], "big"))
         if info is None:
             raise self._dropped(int.from_bytes(argument[:8], "big"), rights)
         rights.check(WRITE, info.name)
-        if info.kind != kind.name:
-            raise Invalid(f"the condition {name} is not for table {info.name}")
-        kind.check_condition(info, name, argument, own=False)
+        check_condition(info, name, argument, own=False)
 
     def _check_section(self, group: _Checked, section: wire.SentSection, rights: Rights) -> None:
         partition = PartitionId(section.partition)

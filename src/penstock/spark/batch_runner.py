@@ -30,12 +30,12 @@ from pyspark.sql import DataFrame
 
 from penstock.arguments import text
 from penstock.errors import Closed, Invalid, NotFound, PenstockError, PositionConflict
+from penstock.feeds import FeedStream, stream_of
 from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import Retries
-from penstock.kinds import StreamColumns, as_streamable
+from penstock.kinds import StreamColumns
 from penstock.protocol.wire import SourceState
-from penstock.registry import kind_named
 from penstock.spark.broken_records import BrokenRecords
 from penstock.spark.committing import move_condition, prepare, use, within
 from penstock.spark.dead_letters import dead_letters, in_one_line, letter_columns, reason_of
@@ -77,6 +77,7 @@ class BatchRunner:
     position: Offsets  # of the consumer, as far as this driver knows; this and the next two are set by `begin`
     _columns: StreamColumns  # of the source
     _letter: StreamColumns  # of the dead-letter queue
+    of_changes: bool  # whether the source is a change feed; set by `begin`, too
     query: Any = None
 
     def __init__(
@@ -120,7 +121,10 @@ class BatchRunner:
             raise Invalid(f"dead_letter is {self._dead}, the source: each would be read again; give another")
         plan, source = self.plan([] if self._dead is None else [self._dead])
         info = source.table
-        self._columns = as_streamable(kind_named(info.kind, info.name), info).columns
+        stream = stream_of(info)
+        self._columns, self.of_changes = stream.columns, isinstance(stream, FeedStream)
+        if self._dead is not None and not self._columns.payload:
+            raise Invalid(f"dead_letter takes messages of a queue, and {info.name} is a change feed: leave it out")
         for table in plan.tables.values():
             self._letter = letter_columns(table, info)
             self._broken = BrokenRecords(self, self._columns, self._dead_max, self._search_tag)

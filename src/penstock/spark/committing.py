@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.errors import FixTheCall, Invalid
-from penstock.kinds import StreamColumns, as_loadable, as_streamable
+from penstock.feeds import stream_of
+from penstock.kinds import StreamColumns, as_loadable
 from penstock.partition.ledger import TableInfo
 from penstock.protocol.wire import SourceState
-from penstock.registry import kind_named
 from penstock.spark.arrow import arrow_schema
 from penstock.spark.dead_letters import raised_in_task
 from penstock.spark.loading import add_loads, check_schema, make_loads
@@ -108,7 +108,7 @@ def move_condition(
 ) -> tuple[str, bytes]:
     """Return the condition with which a batch moves a consumer."""
     ranges = [(shard, start[shard], end[shard]) for shard in sorted(start)]
-    return as_streamable(kind_named(info.kind, info.name), info).move(info, consumer, ranges)
+    return stream_of(info).move(info, consumer, ranges)
 
 
 def prepare(planned: Mapping[str, PlannedTable], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:

@@ -48,7 +48,9 @@ def stream(
     dead_letter: str | None = None,
     dead_letter_max: int = 1_000,
 ) -> Any:
-    """Start a stream from a queue and return Spark's query. `batch(df)` returns DataFrames by table name.
+    """Start a stream from a queue, or from the change feed of a table, and return Spark's query.
+
+    `batch(df)` returns DataFrames by table name.
 
     With `dead_letter` (a queue), a DataFrame that `batch` returns under that name is written there with its column
     `reason`, and so is every record that makes `batch` fail. If more than `dead_letter_max` records of one micro-batch
@@ -72,6 +74,8 @@ def stream(
         interval_s = seconds(interval_s, "interval_s", INTERVAL_S_MAX)
     register(spark)
     reader = spark.readStream.format("penstock").option("table", source).option("start", start_option(start))
+    if runner.of_changes:
+        reader = reader.option("changes", "true")
     for name, limit in (("max_rows", max_rows), ("max_bytes", max_bytes)):
         if limit is not None:
             reader = reader.option(name.replace("_", ""), str(whole_number({name: str(limit)}, name, 1)))

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid
+from penstock.feeds import change_schema_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import check_columns, spark_schema
@@ -39,7 +40,8 @@ class PenstockSource(DataSource):
         return "penstock"
 
     def schema(self) -> StructType:
-        return _schema_of(TableRef.of(self.options).info())
+        info = TableRef.of(self.options).info()
+        return spark_schema(change_schema_of(info)) if "changes" in self.options else _schema_of(info)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.reading import TableReader
@@ -58,7 +60,7 @@ class PenstockSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from penstock.spark.streaming import StreamReader
 
-        check_options(self.options, "start", "maxRows", "maxBytes", "onLoss")
+        check_options(self.options, "start", "maxRows", "maxBytes", "onLoss", "changes")
         check_columns(schema, self.schema(), self.options["table"])
         return StreamReader(dict(self.options), schema)
 

@@ -1,8 +1,8 @@
-"""The streaming source: the messages of a queue, by shard and sequence.
+"""The streaming source: the messages of a queue by shard and sequence, or the change feed of a table by shard and LSN.
 
-Options: `table`; `start`: "earliest" (default), "latest", "consumer:NAME", "time:MICROSECONDS", a sequence, or
-sequences by shard as JSON; `maxrows` and `maxbytes` of a micro-batch; `onloss`: "fail" (default) or "skip", when
-messages were trimmed before they were read.
+Options: `table`; `start`: "earliest" (default), "latest", "consumer:NAME", "time:MICROSECONDS" (of a queue), a sequence
+or LSN, or these by shard as JSON; `maxrows` and `maxbytes` of a micro-batch; `onloss`: "fail" (default) or "skip", when
+messages were trimmed before they were read; `changes`: "true" for the change feed of a table.
 
 Thread: Spark's; a process of Spark's calls for offsets, `read` runs in its tasks.
 Invariants: (1) an offset holds the sequence of the next message of each shard, so a batch is [start, end) of every
@@ -26,8 +26,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.errors import NotFound
-from penstock.kinds import as_streamable, partitions_of
+from penstock.errors import KindMismatch, NotFound
+from penstock.feeds import FeedStream, stream_of
+from penstock.kinds import partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
@@ -68,11 +69,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._skips = choice(options, "onloss", ("fail", "skip")) == "skip"
         self._last: Offset | None = None  # where an availableNow run ends
         self._state = self._ref.source_state()  # the last reply; raises now if the table cannot be streamed
+        changes = choice(options, "changes", ("false", "true")) == "true"
+        if isinstance(stream_of(self._state.table), FeedStream) and not changes:
+            raise KindMismatch(
+                f"table {self._ref.table} is streamed by its change feed: add .option('changes', 'true')"
+            )
 
     def initialOffset(self) -> Offset:
-        info = self._state.table
-        source = as_streamable(kind_named(info.kind, info.name), info).source(self._ref.store().port, info)
-        return self._offset(source.offsets(self._start))
+        self._state = self._ref.source_state(begin=self._start)
+        return self._offset(self._state.position)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._rows_max:
@@ -126,6 +131,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a batch. `read` notices messages that were trimmed since the last reply."""
         begin = self._checked(start)
         ranges = [ShardRange(shard, low, end[str(shard)]) for shard, low in begin.items() if low < end[str(shard)]]
+        if isinstance(stream_of(self._state.table), FeedStream):
+            return [OffsetPartition(self._state.table, [one]) for one in ranges]
         if 0 < sum(one.end - one.start for one in ranges) <= TASK_ROWS:
             return [OffsetPartition(self._state.table, ranges)]
         return [
@@ -137,8 +144,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, OffsetPartition)
         info = partition.table
-        kind, partitions = kind_named(info.kind, info.name), partitions_of(info)
-        key = as_streamable(kind, info).sequence_key
+        kind, partitions, stream = kind_named(info.kind, info.name), partitions_of(info), stream_of(info)
+        if isinstance(stream, FeedStream):
+            query = stream.range_query(partition.ranges, skip=self._skips)
+            return for_spark(self._ref.store().port.query(info, *query), self._schema)
+        key = stream.sequence_key
         wanted = [(partitions[shard], key(start), key(end)) for shard, start, end in partition.ranges]
         batches = self._whole(self._ref.store().port.scan_ranges(wanted), partition.ranges)
         typed = (kind.to_table_schema(batch, info.options, partition.ranges[number].shard) for number, batch in batches)

@@ -115,11 +115,16 @@ class TableRef:
         return BatchTables(tables, plan.source)
 
     def source_state(
-        self, start: Mapping[int, int] | None = None, rows_max: int = 0, bytes_max: int = 0
+        self, start: Mapping[int, int] | None = None, rows_max: int = 0, bytes_max: int = 0, begin: str = ""
     ) -> wire.SourceState:
-        """Return the state of a streamed table, and where a batch from `start` ends, in one request."""
+        """Return the state of a streamed table, and where a batch from `start` ends, in one request.
+
+        Its position is where a stream with the option start=`begin` begins.
+        """
         port = self.store().port
-        state = port.plan_batch([], source=self.table, start=start, rows_max=rows_max, bytes_max=bytes_max).source
+        state = port.plan_batch(
+            [], source=self.table, start=start, rows_max=rows_max, bytes_max=bytes_max, begin=begin
+        ).source
         if state is None:
             raise self._unknown()
         return state

@@ -27,9 +27,9 @@ from penstock.registry import vector_kind
 from penstock.spark.reading import LEASE_S
 from penstock.spark.table_ref import TableRef, query_name
 from penstock.vector.options import VectorOptions, decode_vector_options
-from penstock.vector.reading import FileShard, open_piece
+from penstock.vector.pieces import FileShard, open_piece
 from penstock.vector.rows import plain_matrix
-from penstock.vector.searching import check_k, check_probes, hits_batch
+from penstock.vector.searching import bound_to_all, check_k, check_probes, hits_batch
 
 FOUND = (
     StructField("rank", LongType()),
@@ -97,12 +97,15 @@ def _task(wanted: _Search, batches: Iterator[Any]) -> Iterator[Any]:
     """Search the vectors of a task's rows. Runs in a task."""
     shards: list[FileShard] | None = None
     snapshot: RemoteSnapshot | None = None
+    where: Any = None
     for batch in batches:
         if not batch.num_rows:
             continue
         if snapshot is None:
             snapshot = wanted.ref.store().query_snapshot(query_name("search"), lease_s=LEASE_S)
-            shards = _shards(wanted, snapshot)
+            shards, where = _shards(wanted, snapshot), wanted.where
+            if shards is not None and where is not None:
+                where = bound_to_all(where, [shard.attribute_fields() for shard in shards])
         matrix = plain_matrix(batch.column(wanted.column), wanted.options, batch.num_rows)
         if shards is None:
             reader = snapshot.vector(wanted.ref.table)
@@ -110,7 +113,7 @@ def _task(wanted: _Search, batches: Iterator[Any]) -> Iterator[Any]:
             found: Any = reader.search(matrix, wanted.k, **options)
         else:
             answers = [
-                shard.nearest(matrix, wanted.k, probes=wanted.probes or None, exact=wanted.exact, where=wanted.where)
+                shard.nearest(matrix, wanted.k, probes=wanted.probes or None, exact=wanted.exact, where=where)
                 for shard in shards
             ]
             found = pa.Table.from_batches([hits_batch(shards, answers, wanted.k, 0)])

@@ -28,5 +28,5 @@ class AppliedReading(MomentReading):
     def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
         return self._port.applied_row(partition, key)
 
-    def snapshot_of(self, partitions: Sequence[PartitionId]) -> SnapshotPort:
+    def snapshot_of(self, partitions: Sequence[PartitionId], *, own: bool = False) -> SnapshotPort:
         return self._port.snapshot_of(partitions, own=False)

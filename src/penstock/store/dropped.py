@@ -20,6 +20,7 @@ from penstock.host.file_operations import rename_durably
 from penstock.host.files import FileSystem
 from penstock.host.paths import parent
 from penstock.journal.partitions import SHARDS_MAX, TABLES_MAX, partition_id
+from penstock.kinds.changes import CHANGES
 from penstock.lsm.maintenance import Maintenance
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
@@ -30,11 +31,12 @@ GONE = "-gone"  # behind the name of a folder that is being removed; with a numb
 SPILL = "-log"  # behind the name of a shard's folder: what the journal spilled for it
 _TABLE = re.compile("[1-9][0-9]{0,14}")
 _SHARD = re.compile(f"(0|[1-9][0-9]{{0,4}})({SPILL})?({GONE}[0-9]*)?")
-# Files of kinds and logs are named by numbers; a queue has its manifests, and folders of years, months and days.
+# Files of kinds and logs are named by numbers; a queue has its manifests, and folders of years, months and days; the
+# change feed of a shard is a folder.
 _FILE = re.compile(
     r"([0-9]{20}\.[a-z]+|[0-9]{20}-[0-9]{10}\.log|[0-9]{10}\.data|manifest\.(1|2|current))(\.tmp)?",
 )
-_FOLDER = re.compile("[0-9]{2}|[0-9]{4}")
+_FOLDER = re.compile(f"[0-9]{{2}}|[0-9]{{4}}|{CHANGES}")
 
 
 class DroppedShards:

@@ -9,11 +9,12 @@ from decimal import Decimal
 from typing import Any, Literal, overload
 
 from penstock.kinds import Port, SnapshotReading
+from penstock.kinds.changes import ChangeOptions
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.text_keys import TextKvReader, TextKvTable
 from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
 from penstock.registry import KV
-from penstock.store.naming import CreatedTables, NamedTables
+from penstock.store.naming import CreatedTables, NamedTables, check_feed
 
 
 class KvOfStore(CreatedTables):
@@ -21,27 +22,79 @@ class KvOfStore(CreatedTables):
 
     @overload
     def kv(
-        self, name: str, *, shards: int = 1, value: Literal["bytes"] | None = None, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["bytes"] | None = None,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> KvTable[bytes]: ...
 
     @overload
-    def kv(self, name: str, *, shards: int = 1, value: Literal["utf8"], create: bool = True) -> KvTable[str]: ...
-
-    @overload
-    def kv(self, name: str, *, shards: int = 1, value: Literal["json"], create: bool = True) -> KvTable[Json]: ...
-
-    @overload
-    def kv(self, name: str, *, shards: int = 1, value: Literal["int64"], create: bool = True) -> KvTable[int]: ...
-
-    @overload
-    def kv(self, name: str, *, shards: int = 1, value: Literal["float64"], create: bool = True) -> KvTable[float]: ...
-
-    @overload
-    def kv(self, name: str, *, shards: int = 1, value: DecimalType, create: bool = True) -> KvTable[Decimal]: ...
+    def kv(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["utf8"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
+    ) -> KvTable[str]: ...
 
     @overload
     def kv(
-        self, name: str, *, shards: int = 1, value: StructType, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["json"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
+    ) -> KvTable[Json]: ...
+
+    @overload
+    def kv(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["int64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
+    ) -> KvTable[int]: ...
+
+    @overload
+    def kv(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: Literal["float64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
+    ) -> KvTable[float]: ...
+
+    @overload
+    def kv(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: DecimalType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
+    ) -> KvTable[Decimal]: ...
+
+    @overload
+    def kv(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        value: StructType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> KvTable[dict[str, object]]: ...
 
     @overload
@@ -53,36 +106,79 @@ class KvOfStore(CreatedTables):
         shards: int = 1,
         value: Literal["bytes"] | None = None,
         create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[bytes]: ...
 
     @overload
     def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["utf8"], create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: Literal["utf8"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[str]: ...
 
     @overload
     def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["json"], create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: Literal["json"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[Json]: ...
 
     @overload
     def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["int64"], create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: Literal["int64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[int]: ...
 
     @overload
     def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: Literal["float64"], create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: Literal["float64"],
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[float]: ...
 
     @overload
     def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: DecimalType, create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: DecimalType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[Decimal]: ...
 
     @overload
     def kv(
-        self, name: str, *, key: Literal["utf8"], shards: int = 1, value: StructType, create: bool = True
+        self,
+        name: str,
+        *,
+        key: Literal["utf8"],
+        shards: int = 1,
+        value: StructType,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> TextKvTable[dict[str, object]]: ...
 
     def kv(
@@ -93,13 +189,16 @@ class KvOfStore(CreatedTables):
         value: AnyValueType | None = None,
         key: KeyType | None = None,
         create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False` (`NotFound`).
 
         `value` is the type of its values, and `key` of its keys: bytes or utf8. They may be omitted for an existing
-        table: type checkers then take them for bytes. `KindMismatch` if the table holds another type.
+        table: type checkers then take them for bytes. `KindMismatch` if the table holds another type. With `changes`
+        (True, or a `ChangeOptions`), a new table has a change feed.
         """
-        info = self._table(name, KV, shards, KV.options(value, key), create=create)
+        info = self._table(name, KV, shards, KV.options(value, key, changes), create=create)
+        check_feed(info, KV, changes)
         info = KV.widened(self._port, info, value, key)
         return KV.of_types(KV.table(self._port, info, durable=self._durable), value, key)
 

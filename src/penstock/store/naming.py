@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from penstock.arguments import flag
 from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import InThisProcess, Kind, Port
+from penstock.kinds.change_reading import as_changing
+from penstock.kinds.changes import ChangeOptions, change_options
 from penstock.partition.ledger import TableInfo
 from penstock.registry import BUILT_IN, check_name, check_shards
 
@@ -64,6 +66,16 @@ class CreatedTables(NamedTables):
         if shards not in (1, info.shards):
             raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}: leave shards= out")
         return info
+
+
+def check_feed(info: TableInfo, kind: Kind, changes: bool | ChangeOptions) -> None:
+    """`KindMismatch` if a table lacks the change feed that was requested, or has one with other options."""
+    wanted = change_options(changes)
+    if wanted is None:
+        return
+    actual = as_changing(kind, info).change_options(info.options)
+    if isinstance(changes, ChangeOptions) and actual != wanted:
+        raise KindMismatch(f"the change feed of table {info.name} has other options ({actual}): say changes=True")
 
 
 def check_kind(info: TableInfo, kind: Kind) -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from penstock.coordinator import WriteCoordinator
 from penstock.coordinator.metrics import export as export_coordinator
 from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned, ReadOnly
+from penstock.feeds import maintain_feeds
 from penstock.host import memory, threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
@@ -407,6 +408,7 @@ class OpenedParts(Tables):
 
     def _services_task(self) -> Outcome:
         self._port.maintain()
+        maintain_feeds(self._port.tables(), self._port.machine, self._port.submit, self._port.time_us)
         return None
 
     def _housekeeping_task(self) -> Outcome:

@@ -13,10 +13,21 @@ from typing import Any, NoReturn, TypeVar
 
 from penstock.coordinator import Acknowledgement, Epoch
 from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
+from penstock.feeds import check_condition
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId, table_of
-from penstock.kinds import BuildContext, Derived, Insert, Kind, Loadable, RowConditional, as_loadable, as_serviced
+from penstock.kinds import (
+    BuildContext,
+    Derived,
+    Insert,
+    Kind,
+    Loadable,
+    RowConditional,
+    Serviced,
+    as_loadable,
+    as_serviced,
+)
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
@@ -71,7 +82,7 @@ class LocalPort(LiveReading):
         self.read_only: DiskFull | None = None  # set while the disk is full
         self._changes_refused: PenstockError | None = None  # set for good if the store was opened to be read only
         self._services = TableServices(self)
-        self._service = self._services.of
+        self._service, self._running = self._services.of, self._services.known
         self._lock = threads.lock("local.listeners")
         self.listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
@@ -80,7 +91,7 @@ class LocalPort(LiveReading):
         refusal = _Refusal("this store was opened before a fork: open or connect to it in this process")
         self._refuse(refusal)
         self._lock = self._services = refusal  # type: ignore[assignment]
-        self._service = refusal.refuse  # type: ignore[assignment]
+        self._service = self._running = refusal.refuse  # type: ignore[assignment]
 
     def end(self) -> None:
         """Refuse everything from now on: the store was closed."""
@@ -195,9 +206,8 @@ class LocalPort(LiveReading):
     def _check_condition(self, name: str, argument: bytes) -> tuple[TableInfo, Kind]:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
         info = self._existing(condition_table(argument))
-        kind = kind_named(info.kind, info.name)
-        kind.check_condition(info, name, argument, own=True)
-        return info, kind
+        check_condition(info, name, argument, own=True)
+        return info, kind_named(info.kind, info.name)
 
     def commit_and_wait(self, group: PendingGroup, size: int, timeout_s: float = WAIT_S) -> Epoch:
         epoch = self.submit(group, size)
@@ -328,7 +338,7 @@ class LocalPort(LiveReading):
 
     def call(self, info: TableInfo, name: str, argument: bytes, *, wait_s: float = 0.0) -> bytes:
         self._check_usable()
-        kind = as_serviced(kind_named(info.kind, info.name), info)
+        kind = self._serviced(info)
         if name not in kind.read_only_calls:
             self._check_changes()
         kind.check_call(info, name, argument)
@@ -340,16 +350,22 @@ class LocalPort(LiveReading):
             self._check_usable()  # files that were closed meanwhile raise anything
             raise
 
+    @staticmethod
+    def _serviced(info: TableInfo) -> Serviced:
+        return as_serviced(kind_named(info.kind, info.name), info)
+
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
         self._check_usable()
-        if name not in as_serviced(kind_named(info.kind, info.name), info).read_only_calls:
+        if self._changes_refused is not None and name not in self._serviced(info).read_only_calls:
             self._check_changes()
         try:
             if self._dispatcher.torn:  # as in `lookup`
                 with self._dispatcher.turn:
                     self._dispatcher.finish()
-            service = self._service(self._existing(info.table_id))
-            assert service is not None  # its kind has services
+            service = self._running(info.table_id)
+            if service is None:
+                service = self._service(self._existing(info.table_id))
+                assert service is not None  # its kind has services
             answer: T = service.perform(name, request)
         except Exception:
             self._check_usable()  # as in `call`

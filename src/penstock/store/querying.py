@@ -15,6 +15,8 @@ from penstock.arguments import in_short, seconds
 from penstock.errors import Invalid, WaitExpired
 from penstock.host.clock import Clock
 from penstock.kinds import QUERY_BYTES_MAX, QUERY_S_MAX, Queryable, as_queryable
+from penstock.kinds.change_reading import QUERIES as FEED_QUERIES
+from penstock.kinds.change_reading import FeedQueries
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 
@@ -29,9 +31,10 @@ def check_query(info: TableInfo, name: Any, argument: Any, timeout_s: Any) -> Qu
     if len(argument) > QUERY_BYTES_MAX:
         raise Invalid(f"the argument of a query has {len(argument)} bytes: at most {QUERY_BYTES_MAX} are allowed")
     seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True)
-    kind = as_queryable(kind_named(info.kind, info.name), info)
-    kind.check_query(info, name, argument)
-    return kind
+    kind = kind_named(info.kind, info.name)
+    answering = FeedQueries(kind, info) if name in FEED_QUERIES else as_queryable(kind, info)
+    answering.check_query(info, name, argument)
+    return answering
 
 
 class _Deadline:

@@ -23,12 +23,14 @@ class TableServices:
         self._host = host
         self._lock = threads.rlock("local.services")
         self._services: dict[int, TableService] = {}  # guarded by _lock; by table
+        self._dropped: set[int] = set()  # guarded by _lock; tables
+        self.known = self._services.get  # a service that runs, or None, without the lock
 
     def of(self, info: TableInfo) -> TableService | None:
         """Return the service of a table, made on first use; None if its kind has none."""
         with self._lock:
             service = self._services.get(info.table_id)
-            if service is None:
+            if service is None and info.table_id not in self._dropped:
                 kind = kind_named(info.kind, info.name)
                 if isinstance(kind, Serviced):
                     service = self._services[info.table_id] = kind.service(info, self._host)
@@ -42,6 +44,7 @@ class TableServices:
     def end(self, table_id: int) -> None:
         """Close the service of a table that was dropped."""
         with self._lock:
+            self._dropped.add(table_id)
             service = self._services.pop(table_id, None)
         if service is not None:
             service.close()

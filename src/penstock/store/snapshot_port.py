@@ -14,6 +14,7 @@ from penstock.errors import Closed, Invalid, NotFound, PenstockError
 from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import QUERY_S, Piece, PieceSnapshot, ShardSnapshot, partitions_of
+from penstock.kinds.change_reading import QUERIES as FEED_QUERIES
 from penstock.partition.ledger import TableInfo
 from penstock.store.querying import check_query, run_query
 
@@ -103,8 +104,8 @@ class MomentReading(ABC):
     """Base of the live ports: a read of more than one row takes a snapshot of its shards."""
 
     @abstractmethod
-    def snapshot_of(self, partitions: Sequence[PartitionId]) -> SnapshotPort:
-        """Return some shards as of one LSN."""
+    def snapshot_of(self, partitions: Sequence[PartitionId], *, own: bool = True) -> SnapshotPort:
+        """Return some shards as of one LSN; with `own`, and this process's writes that are not applied yet."""
 
     @contextmanager
     def moment(self, partitions: Sequence[PartitionId]) -> Iterator[SnapshotPort]:
@@ -122,7 +123,8 @@ class MomentReading(ABC):
 
     def query(self, info: TableInfo, name: str, argument: bytes, *, timeout_s: float = QUERY_S) -> Iterator[Any]:
         check_query(info, name, argument, timeout_s)
-        return _query_and_close(self.snapshot_of(partitions_of(info)), info, name, argument, timeout_s)
+        moment = self.snapshot_of(partitions_of(info), own=name not in FEED_QUERIES)  # a feed has what is applied
+        return _query_and_close(moment, info, name, argument, timeout_s)
 
 
 def _query_and_close(

@@ -135,7 +135,7 @@ def store_statistics(
         needed_from=max(first, dispatcher.tracker.needed_from(published)),
         durable_lsn=int(consensus.committed),
         applied_lsn=published,
-        global_applied_floor=applied_floor(dispatcher, partitions),
+        global_applied_floor=applied_floor(dispatcher, partitions, published),
         writes=writing.writes,
         written_bytes=writing.written_bytes,
         pending_bytes=writing.pending_bytes,
@@ -149,6 +149,6 @@ def store_statistics(
     )
 
 
-def applied_floor(dispatcher: Dispatcher, partitions: Iterable[PartitionStatistics]) -> int:
-    """Return the LSN up to which every partition, open or not, has applied all records."""
-    return min([dispatcher.published, dispatcher.unopened_floor(), *(one.applied_global for one in partitions)])
+def applied_floor(dispatcher: Dispatcher, partitions: Iterable[PartitionStatistics], published: int) -> int:
+    """Return the LSN, at most `published`, up to which every partition, open or not, has applied all records."""
+    return min([published, dispatcher.unopened_floor(), *(one.applied_global for one in partitions)])

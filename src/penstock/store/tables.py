@@ -14,6 +14,7 @@ from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
 from penstock.coordinator import Acknowledgement
 from penstock.errors import Invalid, NotFound
 from penstock.kinds import SnapshotReading, partitions_of
+from penstock.kinds.changes import ChangeOptions
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention
@@ -22,6 +23,7 @@ from penstock.registry import QUEUE, check_name, find_kind, kind_named, known_ki
 from penstock.store.batch import StoreBatch
 from penstock.store.kv_tables import KvOfSnapshot, KvOfStore
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
+from penstock.store.naming import check_feed
 from penstock.store.statistics import StoreStatistics
 from penstock.store.views import StoreSubscription
 
@@ -30,7 +32,8 @@ if TYPE_CHECKING:  # kinds that are imported at their first use
     from penstock.series.reader import SeriesReader
     from penstock.series.table import SeriesTable
     from penstock.vector.options import Metric
-    from penstock.vector.table import VectorReader, VectorTable
+    from penstock.vector.reader import VectorReader
+    from penstock.vector.table import VectorTable
 
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation, then 40 of the write
 
@@ -93,19 +96,21 @@ class Tables(KvOfStore):
         metric: Metric | None = None,
         shards: int = 1,
         create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> VectorTable:
         """Return a vector table; create it if it does not exist, unless `create=False` (`NotFound`).
 
         `dimensions` (of a new table) and `metric` (cosine by default, dot or euclidean) are fixed for a table; they may
-        be omitted for an existing one.
+        be omitted for an existing one. With `changes` (True, or a `ChangeOptions`), a new table has a change feed.
         """
         info, kind = self._find(check_name(name)), vector_kind()
         if info is None or dimensions is not None:
-            options = kind.options(dimensions, metric) if flag(create, "create") else b""
+            options = kind.options(dimensions, metric, changes) if flag(create, "create") else b""
         else:
             options = info.options
         info = self._table(name, kind, shards, options, create=create)
         kind.check_made(info, dimensions, metric)
+        check_feed(info, kind, changes)
         return kind.table(self._port, info, durable=self._durable)
 
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:

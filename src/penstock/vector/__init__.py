@@ -5,12 +5,13 @@ section     pending writes of a shard, and their encoding; commands that change 
 attributes  the rules of attributes, and their columns for filters; `filters`: conditions on them
 rows        vectors and Arrow rows that a caller passes
 keys        the keys of rows; `operators`: how sets of internal ids are merged
-machine     the state machine of a shard; `draft`: the edit of one record
-live        the search kernel of a shard in memory, kept up to date; `index`: the kernel itself
-reading     a snapshot of a shard, and its pieces for readers in other processes
+machine     the state machine of a shard; `draft`: the edit of one record; `stored`: what its rows hold
+live        the search kernel of a shard in memory, kept up to date; `loaded`: one kernel; `index`, `filtered`, `lists`,
+            `exact`: how it searches; `stored_lists`: without it; `columns`: cached records; `sampling`: recall
+reading     a snapshot of a shard; `pieces`: its pieces for readers in other processes
 searching   queries: search, count, statistics
 training    centroids: k-means, which lists to split and merge; `indexing`: the jobs that do it
 service     searches of one vector, without a snapshot
-table       the API
+table       the API; `reader`: what a snapshot has of it
 kind        all of it, for the registry
 """

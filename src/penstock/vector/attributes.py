@@ -11,8 +11,8 @@ left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
@@ -31,6 +31,20 @@ Attributes: TypeAlias = dict[str, Attribute]
 _encode = msgspec.json.Encoder(order="sorted").encode
 _decoder = msgspec.json.Decoder(dict[str, str | int | float | bool])
 _INT_MAX = (1 << 63) - 1
+
+
+class HitAttributes(dict[str, Attribute]):
+    """The attributes of a hit: a dict that cannot be changed, because hits share it."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("the attributes of a hit cannot be changed: change a copy, dict(hit.attributes)")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)  # a copy, also by pickle, is a plain dict
 
 
 def encode_attributes(attributes: Any) -> bytes:
@@ -83,9 +97,14 @@ def _value(name: Any, value: Any) -> str | int | float | bool:
     )
 
 
-def decode_attributes(data: bytes) -> Attributes:
+def decode_attributes(data: bytes | str) -> Attributes:
     """Decode the attributes of one record."""
     return dict(_decoder.decode(data)) if data else {}
+
+
+def attributes_text(attributes: Attributes) -> str:
+    """Return decoded attributes as JSON text again; "" if there are none."""
+    return _encode(attributes).decode() if attributes else ""
 
 
 def check_encoded(data: bytes) -> None:
@@ -102,10 +121,25 @@ def check_encoded(data: bytes) -> None:
         raise Invalid("the attributes of a vector are not in canonical form")
 
 
-def attribute_table(encoded: Sequence[bytes]) -> pa.Table:
+# -- columns
+
+
+def value_class(kind: pa.DataType) -> str:
+    """Return what values of an Arrow type are compared with: a number, a bool or a str; "" for nulls."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return "number"
+    if pa.types.is_boolean(kind):
+        return "bool"
+    return "" if pa.types.is_null(kind) else "str"
+
+
+def attribute_table(encoded: Sequence[bytes | str | None]) -> pa.Table:
     """Return the attributes of many records as columns, null where a record lacks one.
 
-    Whole numbers and floats under one name become floats, the nearest there are; other mixtures become text.
+    An attribute has a column for each class of its values (`value_class`), all with its name, numbers first. Whole
+    numbers and floats share one, as the nearest floats.
     """
     columns: dict[str, list[Any]] = {}
     for row, data in enumerate(encoded):
@@ -114,44 +148,63 @@ def attribute_table(encoded: Sequence[bytes]) -> pa.Table:
             if column is None:
                 column = columns[name] = [None] * len(encoded)
             column[row] = value
-    arrays = {name: _column(values) for name, values in sorted(columns.items())}
-    if not arrays:  # a table has its rows even if it has no columns
-        return pa.table({"": pa.nulls(len(encoded))}).select([])
-    return pa.table(arrays)
+    pairs = [(name, array) for name, values in sorted(columns.items()) for array in _arrays(values)]
+    return _table_of(pairs, len(encoded))
 
 
-def _column(values: list[Any]) -> pa.Array:
-    types = {type(value) for value in values} - {type(None)}
-    if types == {int, float}:
-        return pa.array([value if value is None else float(value) for value in values], pa.float64())
-    if len(types) == 1:
-        return pa.array(values)
-    return pa.array([value if value is None else as_text(value) for value in values], pa.string())
+def _table_of(pairs: Sequence[tuple[str, Any]], count: int) -> pa.Table:
+    if not pairs:  # a table has its rows even if it has no columns
+        return pa.table({"": pa.nulls(count)}).select([])
+    return pa.Table.from_arrays([array for _, array in pairs], [name for name, _ in pairs])
 
 
-def as_text(value: Any) -> str:
-    """Return an attribute as text: what it is compared with where an attribute has values of several types."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+_CLASSES: tuple[tuple[set[type], Any], ...] = (({int, float}, None), ({str}, pa.string()), ({bool}, pa.bool_()))
+
+
+def _arrays(values: list[Any]) -> list[pa.Array]:
+    """Return an array for each class of the values; null where a value is of another."""
+    present = set(map(type, values)) - {type(None)}
+    arrays = []
+    for types, kind in _CLASSES:
+        some = present & types
+        if some:
+            mine = values if some == present else [value if type(value) in types else None for value in values]
+            if kind is None and float in some:
+                mine = [value if value is None else float(value) for value in mine]
+            arrays.append(pa.array(mine, kind or (pa.float64() if float in some else pa.int64())))
+    return arrays
+
+
+def joined_fields(fields: Iterable[pa.Field]) -> list[pa.Field]:
+    """Return the columns of all tables of attributes together, from the columns of each."""
+    kinds: dict[tuple[str, int], pa.DataType] = {}
+    for field in fields:
+        key = field.name, _ORDER[value_class(field.type)]
+        kinds[key] = pa.float64() if key in kinds and kinds[key] != field.type else field.type
+    return [pa.field(key[0], kinds[key]) for key in sorted(kinds)]
+
+
+_ORDER = {"number": 0, "str": 1, "bool": 2, "": 3}
 
 
 def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of several tables of attributes as one, with the rules of `attribute_table`."""
-    names = sorted({name for table in tables for name in table.column_names})
-    count = sum(table.num_rows for table in tables)
-    if not names:
-        return attribute_table([b""] * count)
-    columns: dict[str, Any] = {}
-    for name in names:
-        parts = [table.column(name) if name in table.column_names else pa.nulls(table.num_rows) for table in tables]
-        types = {part.type for part in parts} - {pa.null()}
-        if len(types) <= 1:
-            kind = next(iter(types), pa.null())
-            chunks = [chunk for part in parts for chunk in _chunks(part.cast(kind))]
-            columns[name] = pa.chunked_array(chunks, kind)
-        else:
-            columns[name] = _column([value for part in parts for value in part.to_pylist()])
-    return pa.table(columns)
+    tables = [table for table in tables if table.num_rows]
+    if len(tables) == 1:
+        return tables[0]
+    pairs = []
+    for field in joined_fields(field for table in tables for field in table.schema):
+        columns = [class_column(table, field.name, value_class(field.type), field.type) for table in tables]
+        pairs.append(
+            (field.name, pa.chunked_array([chunk for column in columns for chunk in column.chunks], field.type))
+        )
+    return _table_of(pairs, sum(table.num_rows for table in tables))
 
 
-def _chunks(column: Any) -> list[Any]:
-    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+def class_column(table: pa.Table, name: str, values: str, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return the column of an attribute's values of a class, as a type of that class; nulls if there is none."""
+    for at in table.schema.get_all_field_indices(name):
+        column = table.column(at)
+        if value_class(column.type) == values:
+            return column if column.type == kind else column.cast(kind, safe=False)
+    return pa.chunked_array([pa.nulls(table.num_rows, kind)])

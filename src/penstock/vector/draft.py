@@ -13,16 +13,12 @@ and back.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from pyroaring import BitMap64
 
-from penstock.errors import CorruptionError
 from penstock.lsm.memtable import Edit
 from penstock.lsm.operators import VECTOR_IDS
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
@@ -30,7 +26,6 @@ from penstock.vector.keys import (
     CENTROID,
     DELETED,
     F32,
-    FIRST_ID,
     GENERATIONS,
     I32,
     POSTINGS,
@@ -39,130 +34,28 @@ from penstock.vector.keys import (
     U64,
     VECTOR,
     dictionary_keys,
-    id_key,
     id_keys,
     list_key,
-    list_of,
     list_range,
 )
 from penstock.vector.operators import decode_ids, encode_ids, id_array
-from penstock.vector.options import Metric, VectorOptions
+from penstock.vector.options import VectorOptions
 from penstock.vector.section import Deletes, IndexChange, Part, Upserts
-from penstock.vector.training import ListAssigner
+from penstock.vector.stored import (
+    Centroids,
+    Generations,
+    IdSequence,
+    StoredRows,
+    encode_generations,
+    encode_sequence,
+    internal_id,
+    read_centroids,
+    read_generations,
+    read_sequence,
+    record_value,
+)
 
-_SEQUENCE = struct.Struct("<QQ")
-_GENERATIONS = struct.Struct("<IIQQI")
-_ID = struct.Struct("<Q")
-_LENGTH = struct.Struct("<H")
 GENERATION_MAX = (1 << 32) - 1
-
-
-class StoredRows(Protocol):
-    """What a draft reads: a view of the tree, or a snapshot."""
-
-    def get(self, key: bytes) -> bytes | None: ...
-
-    def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class IdSequence:
-    """The next internal id of a shard, and how many vectors it has."""
-
-    next: int = FIRST_ID
-    count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Generations:
-    """The generation of centroids in use, and one that is being built; 0: none."""
-
-    current: int = 0
-    building: int = 0
-    assigned: int = 0  # internal ids below this are in lists of the one being built
-    until: int = 0  # internal ids from here on were given to lists of it when they were written
-    probes: int = 0  # lists of the one in use that a search looks at
-
-    def live(self) -> list[int]:
-        """Return the generations that new vectors join."""
-        return [number for number in (self.current, self.building) if number]
-
-
-class Centroids:
-    """The centroids of one generation, by list; the numbers of lists ascend."""
-
-    __slots__ = ("_assigner", "matrix", "numbers")
-
-    def __init__(self, numbers: I32, matrix: F32) -> None:
-        self.numbers = numbers
-        self.matrix = matrix
-        self._assigner: ListAssigner | None = None
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def nearest(self, vectors: F32, metric: Metric) -> npt.NDArray[np.int32]:
-        """Return the place of the nearest centroid of each vector. Requires: there are centroids."""
-        assigner = self._assigner
-        if assigner is None:
-            assigner = self._assigner = ListAssigner(self.matrix, metric)
-        return assigner.nearest(np.ascontiguousarray(vectors, np.float32))
-
-
-# -- reading rows
-
-
-def read_sequence(rows: StoredRows) -> IdSequence:
-    """Return the sequence of a shard."""
-    value = rows.get(SEQUENCE)
-    return IdSequence() if value is None else IdSequence(*_unpacked(_SEQUENCE, value))
-
-
-def read_generations(rows: StoredRows) -> Generations:
-    """Return the generations of a shard."""
-    value = rows.get(GENERATIONS)
-    return Generations() if value is None else Generations(*_unpacked(_GENERATIONS, value))
-
-
-def _unpacked(form: struct.Struct, value: bytes) -> tuple[int, ...]:
-    if len(value) != form.size:
-        raise CorruptionError("vector row", 0, f"it has {len(value)} bytes, not {form.size}")
-    return form.unpack(value)
-
-
-def read_centroids(rows: StoredRows, generation: int, dimensions: int) -> Centroids:
-    """Return the centroids of a generation."""
-    pairs = list(rows.scan(*list_range(CENTROID, generation)))
-    numbers = np.fromiter((list_of(key) for key, _ in pairs), np.int32, len(pairs))
-    matrix = np.frombuffer(b"".join(value for _, value in pairs), "<f4")
-    if len(matrix) != len(pairs) * dimensions:
-        raise CorruptionError("centroids", 0, f"{len(pairs)} of {dimensions} dimensions have {len(matrix)} numbers")
-    return Centroids(numbers, matrix.reshape(-1, dimensions).astype(np.float32, copy=False))
-
-
-def read_postings(rows: StoredRows, generation: int) -> Iterator[tuple[int, BitMap64]]:
-    """Yield each list of a generation and the internal ids in it."""
-    for key, value in rows.scan(*list_range(POSTINGS, generation)):
-        yield list_of(key), decode_ids(value)
-
-
-def internal_id(value: bytes | None) -> int:
-    """Return the internal id in a row of the dictionary; 0 if there is no row."""
-    return 0 if value is None else _unpacked(_ID, value)[0]
-
-
-def record_value(external: bytes, attributes: bytes) -> bytes:
-    """Encode a record: its external id and its attributes."""
-    return _LENGTH.pack(len(external)) + external + attributes
-
-
-def split_record(value: bytes) -> tuple[bytes, bytes]:
-    """Return the external id and the encoded attributes of a record."""
-    end = 2 + _LENGTH.unpack_from(value)[0]
-    return value[2:end], value[end:]
-
-
-# -- one edit
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -213,10 +106,9 @@ class VectorDraft:
         """Return the edit of all parts."""
         puts, rows = self._puts, self._dropped
         if (self._next, self._count) != (self._sequence_before.next, self._sequence_before.count):
-            puts[SEQUENCE] = _SEQUENCE.pack(self._next, self._count)
+            puts[SEQUENCE] = encode_sequence(IdSequence(self._next, self._count))
         if self.generations != self._generations_before:
-            now = self.generations
-            puts[GENERATIONS] = _GENERATIONS.pack(now.current, now.building, now.assigned, now.until, now.probes)
+            puts[GENERATIONS] = encode_generations(self.generations)
         for (generation, number), some in self._lists.items():
             if some:
                 rows[list_key(POSTINGS, generation, number)] = (VECTOR_IDS, encode_ids(some), self.lsn, NEVER)
@@ -396,13 +288,3 @@ class VectorDraft:
 def _eights(numbers: U64) -> list[bytes]:
     packed: list[bytes] = numbers.astype("<u8").view("V8").tolist()
     return packed
-
-
-def vector_key(number: int) -> bytes:
-    """Return the key of an internal id's vector."""
-    return id_key(VECTOR, number)
-
-
-def record_key(number: int) -> bytes:
-    """Return the key of an internal id's record."""
-    return id_key(RECORD, number)

@@ -136,6 +136,11 @@ class GrowingRows:
     def ids(self) -> U64:
         return self._ids[: self._count]
 
+    @property
+    def last_id(self) -> int:
+        """The highest id that was added; 0 if none was."""
+        return int(self._ids[self._count - 1]) if self._count else 0
+
     def add(self, ids: U64, vectors: F32, lists: object = None) -> None:
         """Add vectors. Requires: ids ascend, and are above all that were added before."""
         end = self._count + len(ids)

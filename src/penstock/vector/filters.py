@@ -10,7 +10,9 @@ A condition is a dict, whose conditions must all hold, or a pyarrow expression:
 
 A row without an attribute meets no comparison with it, also not `!=`; None meets `None` and `[None, ...]` alone. An
 attribute that no row has is one that each row is without. Numbers are compared by their exact value, also an int with a
-float; a bool is not a number, and a text is compared with texts.
+float; a bool is not a number. Values of several classes under one name are columns of one name (see `attributes`): a
+number is compared with the numbers, and rows with a text there do not pass. If no row has a number there, and some have
+texts, the comparison is refused. An expression sees the first class of these: numbers, texts, bools.
 
 Thread: pure functions; a Condition is immutable.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,12 +32,13 @@ import pyarrow.compute as pc
 
 from penstock.arguments import in_short
 from penstock.errors import Backpressure, Invalid
-from penstock.vector.attributes import as_text
+from penstock.vector.attributes import class_column, value_class
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Where: TypeAlias = Mapping[str, Any] | pc.Expression
 
 VALUES_MAX = 100_000  # in a set
+ABSENT_MAX = 4  # attributes that no row has, of an expression
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": pc.equal,
     "!=": pc.not_equal,
@@ -74,17 +78,21 @@ def compile_condition(where: Any, schema: pa.Schema) -> AttributeCondition:
         bound = compile_condition(where.where, where.schema)
         return AttributeCondition(lambda table: bound.mask(_arranged(table, where.schema)))
     if isinstance(where, pc.Expression):
+        if len(set(schema.names)) != len(schema.names):
+            return compile_condition(BoundCondition(where, one_column_each(schema)), schema)
         _rows_that_pass(schema.empty_table(), where)
         return AttributeCondition(lambda table: _rows_that_pass(table, where))
     if not isinstance(where, Mapping):
         raise Invalid(f"where is a dict such as {{'lang': 'en'}}, or a pyarrow expression, not {in_short(where)}")
-    tests = [_tests(name, wanted, schema) for name, wanted in where.items()]
-    flat = [test for some in tests for test in some]
-    return AttributeCondition(lambda table: _all_pass(table, flat))
+    tests = [some for name, wanted in where.items() for some in _tests(name, wanted, schema)]
+    return AttributeCondition(lambda table: _all_pass(table, tests))
 
 
 def condition_key(where: Any) -> Hashable | None:
     """Return a key that equal conditions share, for caches; None if there is none, as for expressions."""
+    if isinstance(where, BoundCondition):
+        key = condition_key(where.where)
+        return None if key is None else (key, where.schema.to_string())
     try:
         return tuple((name, _key(where[name])) for name in sorted(where)) if type(where) is dict else None
     except TypeError:
@@ -105,22 +113,24 @@ def _key(wanted: Any) -> Hashable:
 
 
 class _Test(NamedTuple):
-    """What the values of one column must pass."""
+    """What a row must pass: the columns of one attribute."""
 
     name: str
     passes: Callable[[Any], Any] | None  # a boolean column of a column; None: no value passes
-    null_passes: bool = False
+    values: str = ""  # the class of the values that are compared; "": none, `null` alone counts
+    null: bool | None = None  # whether rows without the attribute pass (True), or rows with it (False)
 
 
-def _tests(name: Any, wanted: Any, schema: pa.Schema) -> list[_Test]:
+def _tests(name: Any, wanted: Any, schema: pa.Schema) -> list[list[_Test]]:
+    """Return tests of which one in each list must pass."""
     if not isinstance(name, str):
         raise Invalid(f"where names an attribute by a str, not {in_short(name)}")
     if not isinstance(wanted, Mapping):
         wanted = {"in" if isinstance(wanted, (list, tuple, set, frozenset)) else "=": wanted}
     if not wanted:
         raise Invalid(f"where has no operator for attribute {name!r}: give a value, a list or a dict of operators")
-    kind = _kind(schema.field(name).type) if schema.get_field_index(name) >= 0 else pa.null()
-    return [_test(name, operator, value, kind) for operator, value in wanted.items()]
+    kinds = [_kind(schema.field(at).type) for at in schema.get_all_field_indices(name)]
+    return [_test(name, operator, value, kinds) for operator, value in wanted.items()]
 
 
 def _kind(kind: pa.DataType) -> pa.DataType:
@@ -128,71 +138,77 @@ def _kind(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _test(name: str, operator: Any, value: Any, kind: pa.DataType) -> _Test:
+def _test(name: str, operator: Any, value: Any, kinds: list[pa.DataType]) -> list[_Test]:
     if operator == "in":
-        return _membership(name, value, kind)
+        return _membership(name, value, kinds)
     compare = _COMPARE.get(operator) if isinstance(operator, str) else None
     if compare is None:
         raise Invalid(f"{in_short(operator)} is not an operator of where: use one of {', '.join(_COMPARE)}, in")
     if value is None:
         if operator not in ("=", "!="):
             raise Invalid(f"where compares attribute {name!r} with None by {operator!r}: use '=' or '!='")
-        return _Test(name, pc.is_null, True) if operator == "=" else _Test(name, pc.is_valid)
+        return [_Test(name, None, null=operator == "=")]
+    kind = _fitting(name, value, kinds)
+    if kind is None:
+        return [_Test(name, None)]
     operator, scalar = _comparable(name, operator, value, kind)
     if scalar is None:
-        return _Test(name, pc.is_valid if operator == "always" else None)
+        return [_Test(name, pc.is_valid if operator == "always" else None, value_class(kind))]
     exact = _COMPARE[operator]
-    return _Test(name, lambda column: exact(column, scalar))
+    return [_Test(name, lambda column: exact(column, scalar), value_class(kind))]
 
 
-def _membership(name: str, values: Any, kind: pa.DataType) -> _Test:
+def _membership(name: str, values: Any, kinds: list[pa.DataType]) -> list[_Test]:
     if not isinstance(values, (list, tuple, set, frozenset)):
         raise Invalid(f"where wants a list of values for 'in' of attribute {name!r}, not {in_short(values)}")
     if len(values) > VALUES_MAX:
         raise Invalid(f"where has {len(values):,} values for attribute {name!r}: give at most {VALUES_MAX:,}")
-    scalars = [_comparable(name, "=", value, kind)[1] for value in values if value is not None]
-    known = pa.array([scalar.as_py() for scalar in scalars if scalar is not None], kind)
-    if None in values:
-        return _Test(name, lambda column: pc.or_(pc.is_null(column), pc.is_in(column, value_set=known)), True)
-    return _Test(name, (lambda column: pc.is_in(column, value_set=known)) if len(known) else None)
+    tests = [_Test(name, None, null=True)] if None in values else []
+    found: dict[pa.DataType, list[Any]] = {}
+    for value in values:
+        kind = None if value is None else _fitting(name, value, kinds)
+        scalar = None if kind is None else _comparable(name, "=", value, kind)[1]
+        if scalar is not None:
+            found.setdefault(kind, []).append(scalar.as_py())
+    for kind, some in found.items():
+        tests.append(_Test(name, partial(pc.is_in, value_set=pa.array(some, kind)), value_class(kind)))
+    return tests or [_Test(name, None)]
 
 
-def _comparable(name: str, operator: str, value: Any, kind: pa.DataType) -> tuple[str, Any]:
-    """Return an operator and a scalar of a column's type that mean the same; without a scalar: "always" or "never"."""
+def _fitting(name: str, value: Any, kinds: list[pa.DataType]) -> pa.DataType | None:
+    """Return the type of the column whose values can be compared with a value; None if no row has the attribute."""
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (str, int, float, bool)):
         raise Invalid(f"where compares attribute {name!r} with {in_short(value)}: use a str, int, float, bool or None")
     if isinstance(value, float) and math.isnan(value):
         raise Invalid(f"where compares attribute {name!r} with NaN, which equals nothing: use None for an absent one")
-    if pa.types.is_null(kind):
-        return "never", None
-    number = not isinstance(value, (str, bool))
-    if number and pa.types.is_integer(kind):
+    wanted = "bool" if isinstance(value, bool) else "str" if isinstance(value, str) else "number"
+    present = [kind for kind in kinds if value_class(kind)]
+    for kind in present:
+        if value_class(kind) == wanted:
+            return kind
+    if present:
+        known = " or ".join(f"a {value_class(kind)}" for kind in present)
+        raise Invalid(f"where compares attribute {name!r} with {in_short(value)}, but it is {known}: give {known}")
+    return None
+
+
+def _comparable(name: str, operator: str, value: Any, kind: pa.DataType) -> tuple[str, Any]:
+    """Return an operator and a scalar of a column's type that mean the same; without a scalar: "always" or "never".
+
+    Requires: the value fits the type.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if pa.types.is_integer(kind):
         return _as_integer(operator, value, kind)
-    if number and pa.types.is_floating(kind):
+    if pa.types.is_floating(kind):
         return _as_float(operator, value, kind)
-    if isinstance(value, bool) != pa.types.is_boolean(kind) or isinstance(value, str) != _is_text(kind):
-        raise Invalid(
-            f"where compares attribute {name!r} with {in_short(value)}, but it is {_type_name(kind)}: "
-            f"give {_type_name(kind)}"
-        )
     try:
         return operator, pa.scalar(value, kind)
     except (pa.ArrowException, UnicodeEncodeError) as error:
         raise Invalid(f"where compares attribute {name!r} with {in_short(value)}: {error}") from None
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _type_name(kind: pa.DataType) -> str:
-    if pa.types.is_boolean(kind):
-        return "a bool"
-    if _is_text(kind):
-        return "a str"
-    return "a number" if pa.types.is_integer(kind) or pa.types.is_floating(kind) else f"of type {kind}"
 
 
 def _as_integer(operator: str, value: Any, kind: pa.DataType) -> tuple[str, Any]:
@@ -233,18 +249,28 @@ def _beyond(operator: str, *, above: bool) -> tuple[str, None]:
     return ("always" if operator == "!=" or operator.startswith("<" if above else ">") else "never"), None
 
 
-def _all_pass(table: pa.Table, tests: list[_Test]) -> Mask:
+def _all_pass(table: pa.Table, tests: list[list[_Test]]) -> Mask:
     passes = np.ones(table.num_rows, np.bool_)
-    for test in tests:
-        at = table.schema.get_field_index(test.name)
-        if at < 0 or test.passes is None:
-            passes &= at < 0 and test.null_passes
-            continue
-        column = table.column(at)
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        passes &= _as_mask(test.passes(column))
+    for some in tests:
+        one = np.zeros(table.num_rows, np.bool_)
+        for test in some:
+            one |= _mask_of(table, test)
+        passes &= one
     return passes
+
+
+def _mask_of(table: pa.Table, test: _Test) -> Mask:
+    columns = [table.column(at) for at in table.schema.get_all_field_indices(test.name)]
+    mask = np.full(table.num_rows, test.null is True)
+    for column in columns:
+        if test.null is not None:
+            present = _as_mask(pc.is_valid(column))
+            mask = mask & ~present if test.null else mask | present
+        elif test.passes is not None and value_class(column.type) == test.values:
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(column.type.value_type)
+            mask |= _as_mask(test.passes(column))
+    return mask
 
 
 def _as_mask(column: Any) -> Mask:
@@ -263,22 +289,49 @@ def _arranged(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the columns of a schema, null where the table lacks one."""
     if not len(schema):
         return table.select([])
-    columns = {}
+    return pa.Table.from_arrays([_as_field(table, field) for field in schema], schema.names)
+
+
+def _as_field(table: pa.Table, field: pa.Field) -> Any:
+    if pa.types.is_integer(field.type):
+        for at in table.schema.get_all_field_indices(field.name):
+            if pa.types.is_floating(table.schema.field(at).type):
+                raise Backpressure(f"attribute {field.name!r} was just written with another type: search again")
+    return class_column(table, field.name, value_class(field.type), field.type)
+
+
+def one_column_each(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the first column of each name: what an expression sees."""
+    first: dict[str, pa.Field] = {}
     for field in schema:
-        at = table.schema.get_field_index(field.name)
-        columns[field.name] = pa.nulls(table.num_rows, field.type) if at < 0 else _as_type(table.column(at), field)
-    return pa.table(columns)
+        first.setdefault(field.name, field)
+    return pa.schema(list(first.values()))
 
 
-def _as_type(column: Any, field: pa.Field) -> Any:
-    if column.type == field.type:
-        return column
-    if pa.types.is_string(field.type):
-        return pa.array([value if value is None else as_text(value) for value in column.to_pylist()], pa.string())
+def encode_expression(where: pc.Expression, schema: pa.Schema) -> bytes:
+    """Encode an expression on attributes for another process; an attribute that no row has may be of any class."""
     try:
-        return column.cast(field.type, safe=False)
-    except pa.ArrowException:
-        raise Backpressure(f"attribute {field.name!r} was just written with another type: search again") from None
+        return _encoded(where, one_column_each(schema), ABSENT_MAX)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise Invalid(f"the expression does not fit the attributes: {line}") from None
+
+
+def _encoded(where: pc.Expression, schema: pa.Schema, absent_max: int) -> bytes:
+    """Encode an expression; attributes that the schema lacks get the first type with which it can be encoded."""
+    try:
+        return bytes(where.to_substrait(schema))
+    except pa.ArrowException as error:
+        unknown = _UNKNOWN.search(str(error))
+        if unknown is None or unknown[1] in schema.names or not absent_max:
+            raise
+        last = error
+    for kind in (pa.float64(), pa.string(), pa.bool_()):
+        try:
+            return _encoded(where, schema.append(pa.field(unknown[1], kind)), absent_max - 1)
+        except pa.ArrowException as error:
+            last = error
+    raise last
 
 
 def _rows_that_pass(table: pa.Table, where: pc.Expression) -> Mask:

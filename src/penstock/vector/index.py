@@ -22,16 +22,18 @@ Invariants: (1) a search sees a vector whole or not at all. (2) a vector of an i
 from __future__ import annotations
 
 import threading
+from _thread import get_ident
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
 
 from penstock.errors import Backpressure
 from penstock.host import threads
-from penstock.vector.exact import F32, I64, U64, ExactRows, GrowingRows, Mask, ids_at, prepared
+from penstock.vector.exact import F32, I64, U64, GrowingRows, Mask, ids_at, prepared
+from penstock.vector.filtered import FilteredIds, Kernel, SearchSlice, lists_to_probe, seen_ids
 from penstock.vector.lists import (
     I32,
     FlatRows,
@@ -44,13 +46,9 @@ from penstock.vector.lists import (
 )
 from penstock.vector.options import Metric
 
-FEW_ROWS = 4_096  # that pass a filter, at most: they are searched exactly
 SLICE_WORK = 1 << 26  # multiplications of a slice of queries: some 10 ms
 SLICE_QUERIES = 1_024
 CHANGE_WAIT_S = 10.0
-FILTERS_MAX = 16  # cached, and
-FILTERS_BYTES_MAX = 32 << 20
-Kernel: TypeAlias = PostingLists | GrowingRows
 _TINY, _HUGE = 1e-30, 1e30
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _NO_COUNTS: I64 = np.empty(0, np.int64)
@@ -72,27 +70,6 @@ class IndexPin:
         self.removals = removals  # before it was taken
 
 
-class _SearchSlice(NamedTuple):
-    """What a search wants of a slice of prepared queries."""
-
-    queries: F32
-    k: int
-    probes: int
-    widens: bool  # look at more lists if these have fewer than k
-    exact: bool
-
-
-class _Filtered(NamedTuple):
-    """What was gathered for an array of allowed ids."""
-
-    allowed: U64
-    ids: U64  # those that are in the index
-    rows: ExactRows | FlatRows | None  # if they are few
-    selector: Any  # otherwise
-    counts: I64  # ids in each list
-    size_bytes: int
-
-
 class VectorIndex:
     """The vectors of one shard, searched in memory."""
 
@@ -105,8 +82,9 @@ class VectorIndex:
         self._dead_since: I64 = _NO_COUNTS  # the removal that each was part of
         self._dead_selector: Any = None
         self._removals = 0
+        self.changes = 0  # vectors that were added or removed
         self._pins: WeakSet[IndexPin] = WeakSet()
-        self._filtered: dict[int, _Filtered] = {}  # by the identity of the array of allowed ids; replaced, not changed
+        self._filtered = FilteredIds()  # replaced by a change
         self._gate = threads.lock("vector.index")  # held by a change, and for an instant by each search that begins
         self._searching: set[int] = set()  # threads; changed under the interpreter's lock
         self._change_waits = False
@@ -147,8 +125,7 @@ class VectorIndex:
 
     def memory_bytes(self) -> int:
         """Return the bytes of memory that the index takes."""
-        cached = sum(filtered.size_bytes for filtered in self._filtered.values())
-        return cached + (0 if self._kernel is None else self._kernel.memory_bytes())
+        return self._filtered.memory_bytes() + (0 if self._kernel is None else self._kernel.memory_bytes())
 
     # -- changes
 
@@ -169,7 +146,7 @@ class VectorIndex:
         with self._change():
             self._kernel = kernel
             self._bury(np.empty(0, np.uint64), _NO_COUNTS)
-            self._filtered = {}
+            self._filtered = FilteredIds()
             self.probes = min(self.probes, self.lists) if self.lists > 1 else 1
 
     def reserve(self, sizes: I64) -> None:
@@ -194,6 +171,7 @@ class VectorIndex:
         with self._change() as kernel:
             if kernel is None:
                 return
+            self.changes += len(ids) + len(gone)
             if len(gone):
                 self._mark_removed(kernel, gone)
             self._purge(kernel)
@@ -212,7 +190,7 @@ class VectorIndex:
             self._bury(dead[order], since[order])
         else:
             self._bury(gone, np.full(len(gone), self._removals))
-        self._filtered = {}
+        self._filtered = FilteredIds()
 
     def pin(self) -> IndexPin:
         """Keep vectors that are removed from now on in memory, as long as the result is referenced."""
@@ -252,45 +230,55 @@ class VectorIndex:
                     done = True
                 finally:
                     if not done:
-                        self._kernel, self._filtered = None, {}
+                        self._kernel, self._filtered = None, FilteredIds()
                         self._bury(np.empty(0, np.uint64), _NO_COUNTS)
             finally:
                 self._change_waits = False
 
     # -- searches
 
-    def search_one(self, query: F32, k: int, probes: int | None = None) -> tuple[F32, I64]:
-        """Return the distances and ids of the `k` nearest of all vectors: what `search` returns, sooner."""
+    def search_one(
+        self, query: F32, k: int, probes: int | None = None, *, square: float | None = None
+    ) -> tuple[list[float], list[int]]:
+        """Return the distances and ids of the nearest of all vectors, at most `k`: what `search` returns, sooner.
+
+        `square` is that of the length of the query, if the caller knows it.
+        """
         if type(self._kernel) is PostingLists and not self._dead.size:
             buffers = scratch(self.dimensions, k)
-            vector = buffers.vector
-            vector[:] = query
-            if self.metric == "cosine":
-                square = float(vector.dot(vector))
-                if _TINY < square < _HUGE:
-                    vector *= square**-0.5
-                else:
-                    vector[:] = prepared(buffers.query, "cosine")[0]
-            thread = threading.get_ident()
+            if square is None:
+                square = float(query.dot(query))
+            if self.metric != "cosine":
+                buffers.vector[:] = query
+            elif _TINY < square < _HUGE:
+                np.multiply(query, np.float32(square**-0.5), out=buffers.vector)
+            else:
+                buffers.vector[:] = prepared(query[None], "cosine")[0]
+            thread = get_ident()
             try:
                 with self._gate:
                     self._searching.add(thread)
                 kernel = self._kernel
                 if type(kernel) is PostingLists and not self._dead.size:
-                    pointers, number = buffers.pointers, probes or self.probes
-                    kernel.search_raw(1, pointers[0], k, pointers[1], pointers[2], kernel.parameters(number))
-                    while probes is None and buffers.ids.item(k - 1) < 0 and number < self.lists:
+                    search, parameters, number = kernel.search_raw, kernel.plain_parameters, probes or self.probes
+                    search(1, buffers.at_query, k, buffers.at_distances, buffers.at_ids, parameters[number])
+                    while buffers.ids.item(k - 1) < 0 and probes is None and number < self.lists:
                         number = min(2 * number, self.lists)  # the lists have fewer than k: look at more
-                        kernel.search_raw(1, pointers[0], k, pointers[1], pointers[2], kernel.parameters(number))
-                    return self._nearness(
-                        buffers.distances, buffers.ids.item(k - 1) < 0, buffers.ids
-                    ), buffers.ids.copy()
+                        search(1, buffers.at_query, k, buffers.at_distances, buffers.at_ids, parameters[number])
+                    ids, distances = (
+                        buffers.ids.tolist(),
+                        self._nearness(buffers.distances, False, buffers.ids).tolist(),
+                    )
+                    if ids[-1] < 0:  # fewer than k: none follow
+                        del ids[ids.index(-1) :]
+                    return distances[: len(ids)] if len(ids) < k else distances, ids
             finally:
                 self._searching.discard(thread)
                 if self._change_waits:
                     self._idle.set()
-        distances, ids = self.search(np.asarray(query, np.float32)[None], k, probes=probes)
-        return distances[0], ids[0]
+        found, numbers = self.search(np.asarray(query, np.float32)[None], k, probes=probes)
+        ids = numbers[0][numbers[0] >= 0].tolist()
+        return found[0][: len(ids)].tolist(), ids
 
     def search(
         self,
@@ -315,13 +303,13 @@ class VectorIndex:
         for start in range(0, len(queries), step):
             some = slice(start, start + step)
             with self._search() as kernel:
-                request = _SearchSlice(queries[some], k, min(probes or self.probes, self.lists), probes is None, exact)
+                request = SearchSlice(queries[some], k, min(probes or self.probes, self.lists), probes is None, exact)
                 dead = self._dead if hidden is None else hidden[kernel.present(hidden)]
                 if allowed is None:
                     distances[some], ids[some] = self._find(kernel, request, below, dead)
                 else:
                     distances[some], ids[some] = self._find_allowed(
-                        kernel, request, _seen(allowed, below, dead), allowed
+                        kernel, request, seen_ids(allowed, below, dead), allowed
                     )
         return distances, ids
 
@@ -333,7 +321,7 @@ class VectorIndex:
 
     @contextmanager
     def _search(self) -> Iterator[Kernel]:
-        thread = threading.get_ident()
+        thread = get_ident()
         try:
             with self._gate:
                 self._searching.add(thread)
@@ -346,7 +334,7 @@ class VectorIndex:
             if self._change_waits:
                 self._idle.set()
 
-    def _find(self, kernel: Kernel, request: _SearchSlice, below: int | None, dead: U64) -> tuple[F32, I64]:
+    def _find(self, kernel: Kernel, request: SearchSlice, below: int | None, dead: U64) -> tuple[F32, I64]:
         if isinstance(kernel, GrowingRows):
             visible: Mask | None = None
             if len(dead) or (below is not None and len(kernel) and int(kernel.ids[-1]) >= below):
@@ -373,37 +361,17 @@ class VectorIndex:
             selector = self._dead_selector = bitmap_selector(dead, negated=True)
         return selector
 
-    def _find_allowed(self, kernel: Kernel, request: _SearchSlice, seen: U64, allowed: U64) -> tuple[F32, I64]:
-        filtered = self._filtered.get(id(seen))
-        if filtered is None or filtered.allowed is not seen:
-            filtered = self._gather(kernel, seen, cached=seen is allowed)
+    def _find_allowed(self, kernel: Kernel, request: SearchSlice, seen: U64, allowed: U64) -> tuple[F32, I64]:
+        filtered = self._filtered.get(kernel, self.metric, seen, cached=seen is allowed)
         if filtered.rows is not None:
             distances, positions = filtered.rows.search(request.queries, request.k)
             if isinstance(filtered.rows, FlatRows):
                 distances = self._converted(distances, positions)
             return distances, ids_at(filtered.ids, positions)
         assert isinstance(kernel, PostingLists)
-        lists = _lists_to_probe(kernel, request, filtered.counts)
+        lists = lists_to_probe(kernel, request, filtered.counts)
         found, ids = kernel.search_lists(request.queries, request.k, lists, filtered.selector)
         return self._converted(found, ids), ids
-
-    def _gather(self, kernel: Kernel, allowed: U64, *, cached: bool) -> _Filtered:
-        """Copy the vectors of a few ids; make a selector for more, and count them in each list."""
-        ids = allowed[kernel.present(allowed)]
-        if len(ids) <= FEW_ROWS or isinstance(kernel, GrowingRows):
-            vectors = kernel.vectors(ids)
-            rows = (ExactRows if isinstance(kernel, GrowingRows) else FlatRows)(vectors, self.metric)
-            filtered = _Filtered(allowed, ids, rows, None, _NO_COUNTS, vectors.nbytes + 16 * len(ids))
-        else:
-            counts = np.bincount(kernel.lists_of(ids), minlength=len(kernel.centroids)).astype(np.int64)
-            filtered = _Filtered(allowed, ids, None, bitmap_selector(ids), counts, int(ids[-1]) // 8 + 8 * len(ids))
-        if cached and len(ids) == len(allowed) and filtered.size_bytes <= FILTERS_BYTES_MAX:
-            others = dict(self._filtered)
-            size = filtered.size_bytes + sum(other.size_bytes for other in others.values())
-            while others and (len(others) >= FILTERS_MAX or size > FILTERS_BYTES_MAX):
-                size -= others.pop(next(iter(others))).size_bytes
-            self._filtered = {**others, id(allowed): filtered}
-        return filtered
 
     def _converted(self, found: F32, ids: I64) -> F32:
         """Return the distances of what faiss found, whose missing ones have the id -1."""
@@ -421,32 +389,3 @@ class VectorIndex:
         if some_missing:
             distances[ids < 0] = np.inf
         return distances
-
-
-def _seen(allowed: U64, below: int | None, dead: U64) -> U64:
-    """Return the allowed ids that are below a ceiling and not dead: the same array, if it is all of them."""
-    if below is not None and len(allowed) and int(allowed[-1]) >= below:
-        allowed = allowed[: np.searchsorted(allowed, np.uint64(below))]
-    if len(dead):
-        hidden = np.isin(allowed, dead, assume_unique=True)
-        if hidden.any():
-            allowed = allowed[~hidden]
-    return allowed
-
-
-def _lists_to_probe(kernel: PostingLists, request: _SearchSlice, counts: I64) -> I64:
-    """Return for each query the lists to probe: the nearest that have allowed ids, until these are as many as a search
-    without a filter looks at. Filters may be correlated with the lists."""
-    near = np.negative(request.queries @ kernel.centroids.T)
-    if kernel.metric == "euclidean":
-        near += np.einsum("ij,ij->i", kernel.centroids, kernel.centroids) / 2
-    near[:, counts == 0] = np.inf
-    order = np.argsort(near, axis=1)
-    candidates = np.cumsum(counts[order], axis=1)
-    wanted = int(counts.sum()) if request.exact else request.probes * max(1, len(kernel) // len(counts))
-    wanted = max(wanted, request.k) if request.widens else wanted
-    needed = np.maximum((candidates < wanted).sum(axis=1) + 1, request.probes)
-    needed = np.minimum(needed, int(np.count_nonzero(counts)))
-    lists = order[:, : max(1, int(needed.max()))].astype(np.int64)
-    lists[np.arange(lists.shape[1]) >= needed[:, None]] = -1
-    return np.ascontiguousarray(lists)

@@ -32,15 +32,22 @@ from penstock.partition.pending import PendingGroup
 from penstock.scheduler.offers import JobPart
 from penstock.scheduler.task import StopSignal
 from penstock.scheduler.work import WorkCancelled, pack
-from penstock.vector.draft import Generations, read_centroids, read_generations, read_postings, read_sequence
 from penstock.vector.keys import CENTROID, DELETED, F32, FIRST_ID, U64, list_of, list_range
 from penstock.vector.lists import faiss_installed
-from penstock.vector.live import LoadedIndex, vector_slices
+from penstock.vector.loaded import LoadedIndex
 from penstock.vector.machine import VectorMachine
 from penstock.vector.operators import decode_ids, encode_ids, id_array
 from penstock.vector.options import VectorOptions
-from penstock.vector.reading import open_piece, piece_files, stored_rows
+from penstock.vector.pieces import open_piece, piece_files, stored_rows
 from penstock.vector.section import IndexChange, VectorSection
+from penstock.vector.stored import (
+    Generations,
+    read_centroids,
+    read_generations,
+    read_postings,
+    read_sequence,
+    vector_slices,
+)
 from penstock.vector.training import (
     TRAINED_ROWS_MIN,
     choose_probes,

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 DICTIONARY, VECTOR, RECORD, SEQUENCE, DELETED, CENTROID, POSTINGS, GENERATIONS = (bytes([n]) for n in range(1, 9))
 FIRST_ID = 1  # 0 means none
+LAST_ID = (1 << 64) - 1
 U64: TypeAlias = npt.NDArray[np.uint64]
 I32: TypeAlias = npt.NDArray[np.int32]
 F32: TypeAlias = npt.NDArray[np.float32]

@@ -10,7 +10,12 @@ Invariants: (1) the ids of a list ascend. (2) `_ids` ascend and have the list of
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import math
+import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,12 +24,15 @@ import numpy.typing as npt
 from penstock.errors import Invalid
 from penstock.vector.exact import F32, I64, U64
 from penstock.vector.options import Metric
+from penstock.vector.training import k_means
 
 I32: TypeAlias = npt.NDArray[np.int32]
 
 SCRATCHES_MAX = 8  # values of k with buffers, of a thread
 PARAMETERS_MAX = 64
 SPARSE = 1 << 12  # a set of ids with fewer than one in SPARSE numbers is a hash set, not a bitmap
+GROUPED_MIN = 256  # lists, whose centroids are grouped
+GROUPS_MORE = 4  # groups that are looked at beside twice the share that the wanted lists are of all
 FLAT_QUERIES = 16  # from 20 on faiss computes squared distances by a product, which is inexact far from the origin
 _faiss: Any = None
 
@@ -36,6 +44,13 @@ def faiss_installed() -> bool:
     except Invalid:
         return False
     return True
+
+
+def faiss_available() -> bool:
+    """Whether faiss is installed; it is not imported."""
+    if "faiss" in sys.modules:
+        return sys.modules["faiss"] is not None
+    return importlib.util.find_spec("faiss") is not None
 
 
 def load_faiss() -> Any:
@@ -52,10 +67,17 @@ def load_faiss() -> Any:
     return _faiss
 
 
+def _native_search(index: Any) -> Callable[..., Any]:
+    """Return the search of an index without the layer of Python around it, which costs a microsecond."""
+    native = getattr(sys.modules[type(index).__module__], "_swigfaiss", None)
+    function = getattr(native, "IndexIVF_search", None)
+    return index.search_c if function is None else partial(function, index.this)
+
+
 class Scratch:
     """Buffers for searches of one vector by one thread, with pointers that faiss takes: making those costs 2 us."""
 
-    __slots__ = ("distances", "ids", "pointers", "query", "vector")
+    __slots__ = ("at_distances", "at_ids", "at_query", "distances", "ids", "query", "vector")
 
     def __init__(self, dimensions: int, k: int) -> None:
         self.query = np.empty((1, dimensions), np.float32)
@@ -63,7 +85,7 @@ class Scratch:
         self.distances = np.empty(k, np.float32)
         self.ids = np.empty(k, np.int64)
         pointer = _faiss.swig_ptr
-        self.pointers = (pointer(self.query), pointer(self.distances), pointer(self.ids))
+        self.at_query, self.at_distances, self.at_ids = map(pointer, (self.query, self.distances, self.ids))
 
 
 class _Scratches(threading.local):
@@ -85,6 +107,20 @@ def scratch(dimensions: int, k: int) -> Scratch:
     return found
 
 
+class _Parameters(dict[int, Any]):
+    """Parameters of searches without a selector, by probes; making them costs some us."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, probes: int) -> Any:
+        if len(self) >= PARAMETERS_MAX:
+            self.clear()
+        self[probes] = made = self._make(probes)
+        return made
+
+
 class PostingLists:
     """The posting lists of a shard, with prepared vectors."""
 
@@ -94,14 +130,24 @@ class PostingLists:
         self.metric: Metric = metric
         self._dimensions = self.centroids.shape[1]
         product = metric != "euclidean"
-        quantizer = (faiss.IndexFlatIP if product else faiss.IndexFlatL2)(self._dimensions)
-        quantizer.add(self.centroids)
+        self._coarse = (faiss.IndexFlatIP if product else faiss.IndexFlatL2)(self._dimensions)
         kind = faiss.METRIC_INNER_PRODUCT if product else faiss.METRIC_L2
+        self._groups = 0  # of centroids; 0: a search compares with all centroids
+        if len(self.centroids) < GROUPED_MIN:
+            quantizer = self._coarse
+        else:  # it compares with those of the nearest groups: a third of the work
+            groups = k_means(self.centroids, round(math.sqrt(len(self.centroids))), metric)
+            self._groups = len(groups)
+            self._coarse.add(groups)
+            quantizer = faiss.IndexIVFFlat(self._coarse, self._dimensions, len(groups), kind)
+            quantizer.is_trained = True
+        quantizer.add(self.centroids)
+        self._quantizer = quantizer  # faiss has pointers to it
         self._index = faiss.IndexIVFFlat(quantizer, self._dimensions, len(self.centroids), kind)
         self._index.is_trained = True
         self._inverted = self._index.invlists
-        self.search_raw = self._index.search_c
-        self._parameters: dict[int, Any] = {}  # without a selector, by probes
+        self.search_raw = _native_search(self._index)
+        self.plain_parameters = _Parameters(self.parameters)
         self._sizes = np.zeros(len(self.centroids), np.int64)
         self._capacities = np.zeros(len(self.centroids), np.int64)
         self._count = 0  # of _ids and _lists that are used
@@ -243,20 +289,19 @@ class PostingLists:
 
     def parameters(self, probes: int, selector: Any = None) -> Any:
         """Return the parameters of a search."""
-        if selector is not None:
-            return _faiss.SearchParametersIVF(nprobe=probes, sel=selector)
-        found = self._parameters.get(probes)
-        if found is None:
-            if len(self._parameters) >= PARAMETERS_MAX:
-                self._parameters = {}
-            found = self._parameters[probes] = _faiss.SearchParametersIVF(nprobe=probes)
-        return found
+        options = {} if selector is None else {"sel": selector}
+        made = _faiss.SearchParametersIVF(nprobe=probes, **options)
+        if self._groups:
+            share = -(-probes * self._groups // len(self.centroids))
+            groups = _faiss.SearchParametersIVF(nprobe=min(self._groups, GROUPS_MORE + 2 * share))
+            made.quantizer_params = groups  # which it then keeps alive
+        return made
 
     def search(self, queries: F32, k: int, probes: int, selector: Any = None) -> tuple[F32, I64]:
         """Return what faiss finds in the `probes` nearest lists: products or squared distances, and ids."""
         found, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         pointer = _faiss.swig_ptr
-        parameters = self.parameters(probes, selector)
+        parameters = self.plain_parameters[probes] if selector is None else self.parameters(probes, selector)
         self.search_raw(len(queries), pointer(queries), k, pointer(found), pointer(ids), parameters)
         return found, ids
 

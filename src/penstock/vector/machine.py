@@ -15,16 +15,19 @@ from collections.abc import Sequence
 
 from penstock.errors import CorruptionError
 from penstock.kinds import ALL_LATER, TreeMachine, Waiting
+from penstock.kinds.changes import Feed, open_feed
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
-from penstock.vector.draft import Centroids, IdSequence, StoredRows, VectorDraft, read_centroids
+from penstock.vector.changes import record_changes
+from penstock.vector.draft import VectorDraft
 from penstock.vector.keys import DICTIONARY
 from penstock.vector.live import IndexBudget, LiveIndex
 from penstock.vector.options import VectorOptions, decode_vector_options
-from penstock.vector.reading import VectorState, get_record
+from penstock.vector.reading import VectorState
 from penstock.vector.section import VectorSection, decode_section
+from penstock.vector.stored import Centroids, IdSequence, StoredRows, get_record, read_centroids
 
 GET_ATTEMPTS = 100
 
@@ -38,7 +41,9 @@ def open_vector_machine(
     """Open the state machine of a shard; the kernels of a store may take `memory_bytes_max` together."""
     budget = _budgets.setdefault(maintenance, IndexBudget(memory_bytes_max))
     tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
-    return VectorMachine(tree, maintenance, descriptor, decode_vector_options(options), budget)
+    decoded = decode_vector_options(options)
+    feed = None if decoded.changes is None else open_feed(maintenance, descriptor, tree, decoded.changes)
+    return VectorMachine(tree, maintenance, descriptor, decoded, budget, feed=feed)
 
 
 class VectorMachine(TreeMachine):
@@ -51,8 +56,10 @@ class VectorMachine(TreeMachine):
         descriptor: PartitionDescriptor,
         options: VectorOptions,
         budget: IndexBudget | None = None,
+        *,
+        feed: Feed | None = None,
     ) -> None:
-        super().__init__(tree, maintenance, descriptor)
+        super().__init__(tree, maintenance, descriptor, feed)
         self.options = options
         self.live = LiveIndex(options, tree.snapshot, budget)
         self._prepared: tuple[VectorDraft, Edit] | None = None  # until it is applied and taken in
@@ -70,6 +77,8 @@ class VectorMachine(TreeMachine):
             self._finish()  # an interrupt came between its edit and its end
         if self._prepared is None:
             sections = entry.decoded or [readable(decode_section, part.payload) for part in entry.sections]
+            if self.feed is not None and self.feed.lacks(entry.lsn):
+                record_changes(self.feed, self.tree, self.options, entry, sections)
             draft = self._draft(self.tree.view, sections, entry.lsn)
             self._prepared = draft, draft.edit(entry.time_us)
         if entry.lsn > self.tree.lsn:
@@ -104,7 +113,9 @@ class VectorMachine(TreeMachine):
     # -- reading
 
     def snapshot(self) -> VectorState:
-        return VectorState(self._descriptor.partition, self.tree.snapshot(), self.options, self.live)
+        rows = self.tree.snapshot()
+        feed = None if self.feed is None else self.feed.snapshot(rows.lsn)
+        return VectorState(self._descriptor.partition, rows, self.options, self.live, feed)
 
     def overlay(self, state: VectorState, sections: Sequence[VectorSection], time_us: int) -> VectorState:
         draft = VectorDraft(self.options, state.snapshot, ALL_LATER)
@@ -141,7 +152,3 @@ class VectorMachine(TreeMachine):
             value: bytes | None = section.get(key)
             return value
         return self.get(key)
-
-    def record(self, number: int) -> tuple[str, bytes] | None:
-        """Return the external id and encoded attributes of an internal id; None if it was deleted meanwhile."""
-        return self.live.record(number, self.tree.view.get)

@@ -3,7 +3,7 @@
     search       the nearest vectors of some query vectors, as (query, rank, id, distance, attributes)
     count        the number of vectors
     statistics   of each shard: vectors, lists, memory, and recall on a sample of the queries that were searched
-    attributes   no rows; the schema says which attributes there are, and of which types
+    attributes   the columns of attributes: (name, type)
 
 Thread: any; pure functions of snapshots.
 Invariant: distances ascend within a query, smaller is nearer: 1 - cosine, - dot product, Euclidean distance.
@@ -11,24 +11,27 @@ Invariant: distances ascend within a query, smaller is nearer: 1 - cosine, - dot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.substrait
 
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid
 from penstock.kinds import QueryContext
-from penstock.vector.draft import read_sequence
-from penstock.vector.filters import BoundCondition, compile_condition
+from penstock.vector.attributes import joined_fields
+from penstock.vector.filters import BoundCondition, compile_condition, one_column_each
 from penstock.vector.keys import DELETED, F32
 from penstock.vector.operators import decode_ids
 from penstock.vector.options import VectorOptions
-from penstock.vector.reading import FileShard, VectorState, merge_nearest
+from penstock.vector.pieces import FileShard
+from penstock.vector.reading import VectorState, merge_nearest
 from penstock.vector.section import check_vectors
+from penstock.vector.stored import read_sequence
 
 K_MAX = 10_000
 PROBES_MAX = 1 << 20
@@ -159,35 +162,39 @@ def _search(query: SearchQuery, vectors: F32, shards: Sequence[VectorState], con
 
 
 def _with_types(where: Any, shards: Sequence[VectorState], context: QueryContext) -> Any:
-    """Return a condition for all shards, bound if they have an attribute of it with different types."""
+    """Return a condition for all shards, bound to the types that its attributes have in any of them."""
     if not isinstance(where, dict) or (len(shards) == 1 and shards[0].in_one_table):
         return where
-    types = {name: some for name, some in _attribute_types(shards, context).items() if name in where}
-    fields = [pa.field(name, _one_type(some)) for name, some in types.items()]
-    if all(len(types[field.name]) == 1 or pa.types.is_floating(field.type) for field in fields):
-        return where  # whole numbers and floats can be compared
-    return BoundCondition(where, pa.schema(fields))
+    return bound_to_all(where, [list(shard.attribute_fields(context.check)) for shard in shards])
+
+
+def bound_to_all(where: Any, fields: Iterable[Iterable[pa.Field]]) -> Any:
+    """Return a condition, bound to the columns that its attributes have in any of several parts of a table."""
+    schema = pa.schema(joined_fields(field for some in fields for field in some))
+    if isinstance(where, Mapping):
+        return BoundCondition(where, pa.schema([field for field in schema if field.name in where]))
+    return BoundCondition(where, one_column_each(schema)) if isinstance(where, pc.Expression) else where
 
 
 def hits_batch(shards: Sequence[VectorState | FileShard], found: Sequence[tuple[F32, Any]], k: int, first: int) -> Any:
     """Return the `k` nearest of what shards found, as a record batch; `first` is the number of the first query."""
     distances, ids, sources = merge_nearest(found, k)
     rows, columns = np.nonzero(ids >= 0)
-    records: list[tuple[str, bytes]] = [("", b"")] * len(rows)
     wanted_ids, wanted_shards = ids[rows, columns], sources[rows, columns]
-    for number, shard in enumerate(shards):
-        here = np.flatnonzero(wanted_shards == number)
-        for place, record in zip(here.tolist(), shard.records(wanted_ids[here].tolist()), strict=True):
-            records[place] = record
-    texts = [external for external, _ in records]
-    attributes = [data.decode() if data else None for _, data in records]
+    if len(shards) == 1:
+        texts, attributes = shards[0].records(wanted_ids)
+    else:
+        places = [np.flatnonzero(wanted_shards == number) for number in range(len(shards))]
+        parts = [shard.records(wanted_ids[here]) for shard, here in zip(shards, places, strict=True)]
+        order = pa.array(np.argsort(np.concatenate(places), kind="stable"))
+        texts, attributes = (pa.concat_arrays([part[at] for part in parts]).take(order) for at in (0, 1))
     return pa.record_batch(
         [
             pa.array(rows + first, pa.int64()),
             pa.array(columns + 1, pa.int64()),
-            pa.array(texts, pa.string()),
+            texts,
             pa.array(distances[rows, columns], pa.float32()),
-            pa.array(attributes, pa.string()),
+            attributes,
         ],
         schema=HITS,
     )
@@ -199,25 +206,9 @@ def _count(shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any
 
 
 def _attributes(shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any]:
-    kinds = {name: _one_type(some) for name, some in _attribute_types(shards, context).items()}
-    names, types = list(kinds), [str(kind) for kind in kinds.values()]
-    yield pa.record_batch([pa.array(names, pa.string()), pa.array(types, pa.string())], names=["name", "type"])
-
-
-def _attribute_types(shards: Sequence[VectorState], context: QueryContext) -> dict[str, set[pa.DataType]]:
-    """Return the types that attributes have in parts of a table, by name."""
-    types: dict[str, set[pa.DataType]] = {}
-    for shard in shards:
-        for field in shard.attribute_fields(context.check):
-            types.setdefault(field.name, set()).add(field.type)
-    return types
-
-
-def _one_type(types: set[pa.DataType]) -> pa.DataType:
-    """Return the type of an attribute in a whole table, with the rules of `attributes.attribute_table`."""
-    if len(types) == 1:
-        return next(iter(types))
-    return pa.float64() if types == {pa.int64(), pa.float64()} else pa.string()
+    fields = joined_fields(field for shard in shards for field in shard.attribute_fields(context.check))
+    columns = [[field.name for field in fields], [str(field.type) for field in fields]]
+    yield pa.record_batch([pa.array(column, pa.string()) for column in columns], names=["name", "type"])
 
 
 def _statistics(shards: Sequence[VectorState], context: QueryContext) -> Iterator[Any]:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import msgspec
@@ -34,8 +35,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import CorruptionError, Invalid
+from penstock.host import threads
 from penstock.journal.partitions import PartitionId
 from penstock.lsm.rows import binary_column
+from penstock.partition.part_log import PartLog, open_section
 from penstock.partition.pending import PendingDelta
 from penstock.vector.attributes import check_encoded
 from penstock.vector.keys import F32
@@ -101,48 +104,41 @@ class IndexChange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 Part: TypeAlias = Upserts | Deletes | IndexChange
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_change = msgspec.msgpack.Decoder(IndexChange).decode
+_finding = threads.lock("vector.section")  # one for all sections: it is held for an instant
 
 
-class VectorSection:
+class VectorSection(PartLog[Part]):
     """Pending writes of one shard, in order."""
 
-    __slots__ = ("_folded", "log")
-
-    plain = True  # sections of several groups may be joined: see `PendingDelta.absorb`
+    __slots__ = ("_places",)
 
     def __init__(self, *parts: Part) -> None:
-        self.log: list[Part] = list(parts)  # one append for a write: an interrupt leaves nothing half done
-        self._folded: tuple[int, list[Part]] = (0, [])  # the length of the log, and its parts
+        super().__init__(*parts)
+        # How much of the log is in it, and the last part that writes an id, with its row. Guarded by _finding.
+        self._places: tuple[int, dict[bytes, tuple[Upserts | Deletes, int]]] = (0, {})
 
     def __len__(self) -> int:
         return sum(map(len, self.log))
 
-    def update(self, other: VectorSection) -> None:
-        """Append the writes of another section."""
-        self.log += other.log
-
-    @property
-    def parts(self) -> list[Part]:
-        """The parts in order, folded."""
-        count, parts = self._folded
-        if count != len(self.log):
-            count = len(self.log)
-            parts = fold_parts(self.log[:count])
-            self._folded = count, parts
-        return parts
+    def _make(self, log: list[Part]) -> list[Part]:
+        return fold_parts(log)
 
     def find(self, key: bytes) -> tuple[F32, bytes] | bool:
         """Return the vector and attributes that a section writes for an id; True if it deletes it, False if neither."""
-        for part in reversed(self.log):
-            if isinstance(part, IndexChange):
-                continue
-            ids = part.ids
-            if key in ids:
-                if isinstance(part, Deletes):
-                    return True
-                place = len(ids) - 1 - list(reversed(ids)).index(key)
-                return part.vectors[place], part.attributes[place] if part.attributes else b""
-        return False
+        with _finding:
+            seen, places = self._places
+            end = len(self.log)
+            for part in self.log[seen:end]:
+                if not isinstance(part, IndexChange):
+                    places.update(zip(part.ids, zip(repeat(part), range(len(part)), strict=False), strict=True))
+            self._places = end, places
+        found = places.get(key)
+        if found is None:
+            return False
+        part, row = found
+        if isinstance(part, Deletes):
+            return True
+        return part.vectors[row], part.attributes[row] if part.attributes else b""
 
     def get(self, key: bytes) -> bytes | None:
         """Return the vector that a section writes for an id, followed by its attributes; None if it writes none."""
@@ -197,11 +193,7 @@ def _fold_rows(rows: list[Upserts | Deletes]) -> list[Part]:
 
 def append_part(delta: PendingDelta, partition: PartitionId, part: Part, _: None) -> None:
     """Append a part."""
-    sections = delta.begin() if delta.open is None else delta.open
-    section: VectorSection | None = sections.get(partition)
-    if section is None:
-        section = sections[partition] = VectorSection()
-    section.log.append(part)
+    open_section(delta, partition, VectorSection).log.append(part)
 
 
 # -- bytes

@@ -8,27 +8,43 @@ Thread: any for searches; `maintain` by the owner, one at a time.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from penstock.errors import Backpressure, Invalid
 from penstock.kinds import Host, TableService, partitions_of
 from penstock.partition.ledger import TableInfo
-from penstock.vector.attributes import decode_attributes as _decode_attributes
-from penstock.vector.draft import read_sequence
+from penstock.vector.attributes import decode_attributes
+from penstock.vector.filters import compile_condition
 from penstock.vector.keys import F32
+from penstock.vector.live import LiveIndex
+from penstock.vector.loaded import LoadedIndex
 from penstock.vector.machine import VectorMachine
 from penstock.vector.options import VectorOptions, decode_vector_options
 from penstock.vector.searching import Hit, check_k, check_probes
-from penstock.vector.section import check_vectors
+from penstock.vector.section import SQUARE_MAX, SQUARE_MIN, check_vectors
+from penstock.vector.stored import read_generations, read_sequence
 
 SEARCH = "search"
 ATTEMPTS = 10  # while records of hits are deleted at the same time
-_decode = msgspec.msgpack.Decoder(tuple[bytes, int, int]).decode  # vector, k, probes (0: default)
+
+
+class SearchCall(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A search of one vector, as a client sends it."""
+
+    vector: bytes  # float32
+    k: int
+    probes: int = 0  # 0: as many as the table finds right
+    where: Any = None  # a condition as a dict
+
+
+_decode = msgspec.msgpack.Decoder(SearchCall).decode
 _encode = msgspec.msgpack.Encoder().encode
-_new = tuple.__new__
+_new, _hits = tuple.__new__, repeat(Hit)
 
 
 class VectorService(TableService):
@@ -41,45 +57,80 @@ class VectorService(TableService):
         self._partition = partitions_of(info)[0]
 
     def perform(self, name: str, request: Any) -> list[Hit]:
-        """Search one vector: `request` is a checked (vector as bytes, k, probes)."""
-        data, k, probes = request
+        """Search one vector: `request` is (vector as bytes of the right length, k, probes, where)."""
+        data, k, probes, where = request
         machine: VectorMachine = self._host.machine(self._partition)
         live, vector = machine.live, np.frombuffer(data, np.float32)
+        cache, square = live.cache, float(vector.dot(vector))
+        if not SQUARE_MIN < square < SQUARE_MAX:
+            check_vectors(vector.reshape(1, -1), self._options)  # NaN, or zero with cosine
         for _ in range(ATTEMPTS):
-            index = live.index
-            if index is None:
-                if not live.fits(read_sequence(machine.tree.view).count):
-                    break
-                index = live.load()
+            loaded = live.loaded
             try:
-                distances, ids = index.search_one(vector, k, probes or None)
+                if loaded is None or not loaded.index.loaded:
+                    loaded = self._loaded(machine)
+                    if loaded is None:
+                        break
+                if where is None:
+                    distances, numbers = loaded.index.search_one(vector, k, probes or None, square=square)
+                else:
+                    found = self._filtered(loaded, live, vector, request)
+                    if found is None:
+                        break
+                    distances, numbers = found
             except Backpressure:
                 continue  # a change of the kernel failed since: load it again
-            numbers = ids.tolist()
-            if numbers[-1] < 0:  # fewer than k: none follow
-                del numbers[numbers.index(-1) :]
-            records = list(map(live.records.get, numbers))
+            records = list(map(cache.records.get, numbers))
             if None in records:
-                records = [live.record(number, machine.tree.view.get) for number in numbers]
+                records = [cache.record(number, machine.tree.view.get) for number in numbers]
                 if None in records:
                     continue  # one was deleted since the search: search again
-            # `tuple.__new__` makes a Hit in half the time of its constructor.
-            hits = [
-                _new(Hit, (record[0], distance, _decode_attributes(record[1]) if record[1] else {}))  # type: ignore[index]
-                for record, distance in zip(records, distances.tolist(), strict=False)
-            ]
-            live.sample(vector)
-            return hits
-        return self._in_snapshot(machine, vector, k, probes)
+            live.sample.add(vector)
+            if not records:
+                return []
+            # The constructor of a Hit is a function of Python: `tuple.__new__` takes half its time.
+            names, attributes = zip(*records)  # noqa: B905
+            return list(map(_new, _hits, zip(names, distances, attributes)))  # noqa: B905
+        return self._in_snapshot(machine, vector, request)
 
-    def _in_snapshot(self, machine: VectorMachine, vector: F32, k: int, probes: int) -> list[Hit]:
-        """Search a shard whose kernel is too large for memory, or whose records change faster than they are read."""
+    @staticmethod
+    def _loaded(machine: VectorMachine) -> LoadedIndex | None:
+        """Load the kernel of a shard; None if a search should do without: see `LiveIndex.stored_lists`."""
+        live, view = machine.live, machine.tree.view
+        if read_generations(view).current or not live.fits(read_sequence(view).count):
+            return None
+        live.load()
+        return live.loaded
+
+    @staticmethod
+    def _filtered(
+        loaded: LoadedIndex, live: LiveIndex, vector: F32, request: Any
+    ) -> tuple[list[float], list[int]] | None:
+        """Search what passes a condition; None if cached columns lack a record that the kernel has."""
+        _, k, probes, where = request
+        columns = live.cache.columns
+        if columns is None or columns.ceiling != loaded.ceiling:
+            return None
+        allowed = live.cache.allowed(where, columns)
+        found, ids = loaded.index.search(vector.reshape(1, -1), k, probes=probes or None, allowed=allowed)
+        if columns.ceiling != loaded.ceiling:
+            return None  # a record was applied meanwhile, of which a part was seen
+        numbers = ids[0].tolist()
+        if numbers[-1] < 0:
+            del numbers[numbers.index(-1) :]
+        return found[0].tolist()[: len(numbers)], numbers
+
+    @staticmethod
+    def _in_snapshot(machine: VectorMachine, vector: F32, request: Any) -> list[Hit]:
+        """Search without a kernel at hand, or with a new condition; or if records change faster than they are read."""
+        _, k, probes, where = request
         state = machine.snapshot()
         try:
-            distances, ids = state.nearest(vector.reshape(1, -1), k, probes=probes or None)
-            found = state.records(ids[ids >= 0].tolist())
-            pairs = zip(found, distances[0].tolist(), strict=False)
-            return [Hit(external, distance, _decode_attributes(data)) for (external, data), distance in pairs]
+            distances, ids = state.nearest(vector.reshape(1, -1), k, probes=probes or None, where=where)
+            names, attributes = state.records(ids[ids >= 0])
+            texts = [text or "" for text in attributes.to_pylist()]
+            rows = zip(names.to_pylist(), distances[0].tolist(), map(decode_attributes, texts), strict=False)
+            return [Hit(*row) for row in rows]
         finally:
             state.close()
 
@@ -90,11 +141,11 @@ class VectorService(TableService):
         """Do nothing: a vector table has no conditions."""
 
     def maintain(self) -> None:
-        """Choose how many lists a search looks at, from the recall of queries that were searched."""
+        """Load kernels that searches wait for, and choose how many lists a search looks at."""
         for partition in partitions_of(self._info):
             machine: VectorMachine | None = self._host.opened(partition)
             if machine is not None:
-                machine.live.adapt()
+                machine.live.maintain()
 
     def has_leases(self) -> bool:
         return False
@@ -103,17 +154,19 @@ class VectorService(TableService):
         """Do nothing: no call waits."""
 
 
-def check_search_call(name: str, argument: bytes, options: VectorOptions) -> tuple[bytes, int, int]:
+def check_search_call(name: str, argument: bytes, options: VectorOptions) -> tuple[bytes, int, int, Any]:
     """Decode and check the argument of a call; `Invalid` if it is malformed."""
     if name != SEARCH:
         raise Invalid(f"a vector table takes no call {name!r}")
     try:
-        data, k, probes = _decode(argument)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        call = _decode(argument)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the argument of a search does not decode: {error}") from None
-    check_k(k)
-    check_probes(probes or None)
-    if len(data) != options.vector_bytes:
+    check_k(call.k)
+    check_probes(call.probes or None)
+    if len(call.vector) != options.vector_bytes:
         raise Invalid(f"a query vector of this table has {options.dimensions} dimensions")
-    check_vectors(np.frombuffer(data, "<f4").reshape(1, -1), options)
-    return data, k, probes
+    check_vectors(np.frombuffer(call.vector, "<f4").reshape(1, -1), options)
+    if call.where is not None:
+        compile_condition(call.where, pa.schema([]))
+    return call.vector, call.k, call.probes, call.where

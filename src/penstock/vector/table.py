@@ -6,292 +6,32 @@ Thread: any number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from penstock.arguments import ArrowSource, flag, in_short, plain_int, seconds, whole
+from penstock.arguments import ArrowSource, flag, seconds, whole
 from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid
-from penstock.journal.partitions import PartitionId, shard_of, shards_of
-from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, QUERY_S_MAX, Port, Reading, partitions_of
+from penstock.journal.partitions import shards_of
+from penstock.kinds import QUERY_S, QUERY_S_MAX, Port
 from penstock.lsm.rows import binary_column
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
-from penstock.vector.attributes import decode_attributes
 from penstock.vector.keys import F32
-from penstock.vector.options import Metric, decode_vector_options
-from penstock.vector.rows import arrow_rows, plain_id, plain_ids, plain_queries, plain_vector, rows_of, schema_of
-from penstock.vector.searching import HITS, Hit, SearchQuery, check_k, check_probes, encode_search
+from penstock.vector.reader import VectorReader
+from penstock.vector.rows import arrow_rows, plain_id, plain_ids, plain_queries, plain_vector, rows_of
+from penstock.vector.searching import K_MAX, Hit, check_k, check_probes
 from penstock.vector.section import Deletes, Upserts, VectorSection, append_part
 from penstock.vector.service import SEARCH
 
 EPOCH_MAX = (1 << 72) - 1
 ROW_BYTES = 400  # memory of a pending record besides its vector and attributes
-SEARCH_BYTES = 4_096  # of a query's argument, besides its vectors
-
-
-class VectorRecord(NamedTuple):
-    """A record of a vector table.
-
-    >>> docs = store.vector("docs", dimensions=2)
-    >>> epoch = docs.upsert("a", [1.0, 0.0], {"lang": "en"})
-    >>> docs.get("a").attributes
-    {'lang': 'en'}
-    """
-
-    id: str
-    vector: npt.NDArray[np.float32]
-    attributes: dict[str, str | int | float | bool | None]
-
-
-@dataclass(frozen=True, slots=True)
-class VectorStatistics:
-    """What a vector table holds, at one moment.
-
-    >>> docs = store.vector("docs", dimensions=2)
-    >>> docs.statistics().count
-    0
-    """
-
-    count: int  # vectors
-    deleted: int  # deleted vectors that stand in lists
-    trained: bool  # searches use lists; otherwise they are exact
-    lists: int  # of the index in memory, in all shards; 1 for each shard where searches are exact
-    probes: int  # lists that a search of one shard looks at by default, the most of all shards
-    recall: float | None  # of the 10 nearest at default settings, on a sample of the queries; None: none were searched
-    recall_queries: int  # the size of that sample
-    memory_bytes: int  # of the index and of attributes in memory
-    memory_bytes_per_vector: float
-    files: int
-    file_bytes: int
-
-
-class VectorReader:
-    """A read-only vector table, live or in a snapshot.
-
-    >>> docs = store.vector("docs", dimensions=2)
-    >>> epoch = docs.upsert(["a", "b"], [[1.0, 0.0], [0.0, 1.0]], durable=True)
-    >>> with store.snapshot() as snapshot:
-    ...     snapshot.vector("docs").search([0.1, 1.0], k=1)[0].id
-    'b'
-    """
-
-    def __init__(self, port: Reading, info: TableInfo) -> None:
-        self._reading = port
-        self._info = info
-        self._partitions = partitions_of(info)
-        self._options = decode_vector_options(info.options)
-
-    @property
-    def name(self) -> str:
-        return self._info.name
-
-    @property
-    def shards(self) -> int:
-        return self._info.shards
-
-    @property
-    def dimensions(self) -> int:
-        """The length of its vectors."""
-        return self._options.dimensions
-
-    @property
-    def metric(self) -> Metric:
-        """How distances are measured: cosine, dot or euclidean."""
-        return self._options.metric
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of its rows: id, vector, attributes (as JSON text)."""
-        return schema_of(self._options)
-
-    def __repr__(self) -> str:
-        shards = "" if self.shards == 1 else f" of {self.shards} shards"
-        return f"<{type(self).__name__} {self.name!r}{shards}: {self.dimensions} dimensions, {self.metric}>"
-
-    def _partition(self, external: bytes) -> PartitionId:
-        return self._partitions[0 if self.shards == 1 else shard_of(external, self.shards)]
-
-    # -- records
-
-    @overload
-    def get(self, ids: str) -> VectorRecord | None: ...  # type: ignore[overload-overlap]
-
-    @overload
-    def get(self, ids: Iterable[str]) -> list[VectorRecord | None]: ...
-
-    def get(self, ids: str | Iterable[str]) -> VectorRecord | list[VectorRecord | None] | None:
-        """Return the record of an id, or None; for several ids, a list of records."""
-        if isinstance(ids, str):
-            external = plain_id(ids)
-            return self._record(external, self._reading.lookup(self._partition(external), external))
-        wanted = plain_ids(ids)
-        found: list[VectorRecord | None] = [None] * len(wanted)
-        if not wanted:
-            return found
-        with self._reading.moment(self._partitions) as moment:
-            for partition in self._partitions:
-                places = [place for place, some in enumerate(wanted) if self._partition(some) == partition]
-                values = moment.lookup_many(partition, [wanted[place] for place in places])
-                for place, value in zip(places, values, strict=True):
-                    found[place] = self._record(wanted[place], value)
-        return found
-
-    def _record(self, external: bytes, value: bytes | None) -> VectorRecord | None:
-        if value is None:
-            return None
-        vector = np.frombuffer(value, "<f4", self.dimensions).astype(np.float32)
-        return VectorRecord(external.decode(), vector, decode_attributes(value[self._options.vector_bytes :]))
-
-    def __contains__(self, id: object) -> bool:  # noqa: A002
-        external = plain_id(id)  # for what is not an id, False would be correct, but hide the mistake
-        return self._reading.lookup(self._partition(external), external) is not None
-
-    def count(self) -> int:
-        """Return the number of vectors."""
-        batches = self._reading.query(self._info, "count", b"")
-        return sum(batch.column(0)[0].as_py() for batch in batches)
-
-    def scan_arrow(self) -> Iterator[pa.RecordBatch]:
-        """Return all rows as record batches, in bounded memory, in the order in which they were written."""
-        with self._reading.moment(self._partitions) as moment:
-            for partition in self._partitions:
-                yield from moment.scan_arrow(partition, b"", None)
-
-    def to_arrow(self) -> pa.Table:
-        """Return all rows as an Arrow table: id, vector, attributes (as JSON text)."""
-        return pa.Table.from_batches(list(self.scan_arrow()), self.schema)
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(self.schema, self.scan_arrow())
-        return reader.__arrow_c_stream__(requested_schema)
-
-    # -- searching
-
-    def search(
-        self,
-        vector: npt.ArrayLike,
-        k: int = 10,
-        *,
-        where: Mapping[str, object] | pa.compute.Expression | None = None,
-        probes: int | None = None,
-        exact: bool = False,
-        timeout_s: float = QUERY_S,
-    ) -> list[Hit] | pa.Table:
-        """Return the `k` nearest vectors, the nearest first: a list of `Hit`.
-
-        For a matrix of queries, an Arrow table (query, rank, id, distance, attributes). `where` is a condition on
-        attributes: a dict such as `{"lang": "en", "year": {">=": 1990}, "kind": ["a", "b"]}`, or a pyarrow expression.
-        `probes` is how many lists of the index to look at (more: slower, better recall), `exact` compares with all.
-        """
-        k, number, exact = check_k(k), check_probes(probes), flag(exact, "exact")
-        timeout_s = seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True)
-        queries = plain_queries(vector, self._options)
-        if queries.ndim == 1:
-            batches = self._searched(queries.reshape(1, -1), k, where, number, exact, timeout_s)
-            return [
-                Hit(row["id"], row["distance"], decode_attributes((row["attributes"] or "").encode()))
-                for batch in batches
-                for row in batch.to_pylist()
-            ]
-        if not len(queries):
-            return HITS.empty_table()
-        return pa.Table.from_batches(list(self._searched(queries, k, where, number, exact, timeout_s)), HITS)
-
-    def _searched(  # noqa: PLR0917
-        self, queries: F32, k: int, where: Any, probes: int, exact: bool, timeout_s: float
-    ) -> Iterator[Any]:
-        condition, expression = self._condition(where)
-
-        def argument(some: F32) -> bytes:
-            return encode_search(
-                SearchQuery(
-                    vectors=some.astype("<f4").tobytes(),
-                    k=k,
-                    probes=probes,
-                    exact=exact,
-                    where=condition,
-                    expression=expression,
-                )
-            )
-
-        room = QUERY_BYTES_MAX - len(argument(queries[:0])) - SEARCH_BYTES
-        step = max(1, room // self._options.vector_bytes)
-        if len(queries) <= step:
-            yield from self._reading.query(self._info, "search", argument(queries), timeout_s=timeout_s)
-            return
-        with self._reading.moment(self._partitions) as moment:
-            for start in range(0, len(queries), step):
-                found = moment.query(self._info, "search", argument(queries[start : start + step]), timeout_s=timeout_s)
-                for batch in found:
-                    numbers = pc.add(batch.column(0), start)
-                    yield batch.set_column(0, HITS.field(0), numbers)
-
-    def _condition(self, where: Any) -> tuple[Any, bytes]:
-        """Return a condition as plain values, or as the bytes of an expression."""
-        if where is None:
-            return None, b""
-        if isinstance(where, pc.Expression):
-            try:
-                return None, bytes(where.to_substrait(self._attributes_schema()))
-            except (pa.ArrowException, TypeError, ValueError) as error:
-                line = (str(error).splitlines() or [""])[0]
-                raise Invalid(f"the expression does not fit the attributes of table {self.name}: {line}") from None
-        if not isinstance(where, Mapping):
-            raise Invalid(f"where is a dict such as {{'lang': 'en'}}, or a pyarrow expression, not {in_short(where)}")
-        try:
-            return _plain(where), b""
-        except RecursionError:
-            raise Invalid(
-                "where is nested too deeply: give a value, a list or a dict of operators by attribute"
-            ) from None
-
-    def _attributes_schema(self) -> pa.Schema:
-        batches = list(self._reading.query(self._info, "attributes", b""))
-        rows = [row for batch in batches for row in batch.to_pylist()]
-        types = {"int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_(), "null": pa.null()}
-        return pa.schema([pa.field(row["name"], types.get(row["type"], pa.string())) for row in rows])
-
-    def statistics(self) -> VectorStatistics:
-        """Return counts, memory, and the recall of searches, measured on a sample of the queries so far."""
-        rows = [row for batch in self._reading.query(self._info, "statistics", b"") for row in batch.to_pylist()]
-        count, memory = sum(row["count"] for row in rows), sum(row["memory_bytes"] for row in rows)
-        measured = [row for row in rows if row["recall"] is not None]
-        weight = sum(row["recall_queries"] for row in measured)
-        return VectorStatistics(
-            count=count,
-            deleted=sum(row["deleted"] for row in rows),
-            trained=any(row["generation"] for row in rows),
-            lists=sum(row["lists"] for row in rows),
-            probes=max(row["probes"] for row in rows),
-            recall=sum(row["recall"] * row["recall_queries"] for row in measured) / weight if weight else None,
-            recall_queries=weight,
-            memory_bytes=memory,
-            memory_bytes_per_vector=memory / count if count else 0.0,
-            files=sum(row["files"] for row in rows),
-            file_bytes=sum(row["file_bytes"] for row in rows),
-        )
-
-
-def _plain(where: Any) -> Any:
-    """Return a condition with plain containers and values, for other processes."""
-    if isinstance(where, Mapping):
-        return {_plain(name): _plain(value) for name, value in where.items()}
-    if isinstance(where, (list, tuple, set, frozenset)):
-        return [_plain(value) for value in where]
-    if isinstance(where, str):
-        return str.__str__(where)
-    if isinstance(where, float):
-        return float.__float__(where)
-    if isinstance(where, np.generic):
-        return where.item()
-    return where if isinstance(where, bool) or (number := plain_int(where)) is None else number
+_HITS = list[Hit]
+_FLOAT32 = np.dtype(np.float32)
 
 
 class VectorTable(VectorReader):
@@ -310,8 +50,7 @@ class VectorTable(VectorReader):
         self._port = port
         self._durable = durable
         self._single = self.shards == 1
-        self._vector_bytes = self._options.vector_bytes
-        self._is_cosine = self._options.metric == "cosine"
+        self._shape = (self._options.dimensions,)
 
     # -- writing
 
@@ -389,21 +128,24 @@ class VectorTable(VectorReader):
             number = whole(after, "after", 0, EPOCH_MAX)
             if number:
                 self._port.flush(number, timeout_s, table=self._info.table_id)
-        if where is None and exact is False and self._single:
+        if exact is False and self._single and (where is None or isinstance(where, Mapping)):
             query = self._one(vector)
             if query is not None:
-                request = query.tobytes(), check_k(k), check_probes(probes)
-                return self._port.ask(self._info, SEARCH, request, list[Hit], wait_s=timeout_s)
+                if type(k) is not int or not 0 < k <= K_MAX:
+                    k = check_k(k)
+                request = (
+                    query.tobytes(),
+                    k,
+                    0 if probes is None else check_probes(probes),
+                    None if where is None else self._plain_condition(where),
+                )
+                return self._port.ask(self._info, SEARCH, request, _HITS, wait_s=timeout_s)
         return super().search(vector, k, where=where, probes=probes, exact=exact, timeout_s=timeout_s)
 
     def _one(self, vector: Any) -> F32 | None:
-        """Return a single query vector; None for a matrix. The hot path."""
-        if type(vector) is np.ndarray and vector.dtype == np.float32 and vector.ndim == 1:
-            if vector.size == self._options.dimensions:
-                square = float(vector.dot(vector))
-                if 1e-30 < square < 1e30:  # neither NaN nor infinite
-                    return vector
-            return plain_vector(vector, self._options)
+        """Return a single query vector; None for a matrix. The hot path: the owner looks for NaN in it."""
+        if type(vector) is np.ndarray and vector.dtype is _FLOAT32 and vector.shape == self._shape:
+            return vector
         queries = plain_queries(vector, self._options)
         return queries if queries.ndim == 1 else None
 

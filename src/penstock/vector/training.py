@@ -22,7 +22,7 @@ I32: TypeAlias = npt.NDArray[np.int32]
 F64: TypeAlias = npt.NDArray[np.float64]
 
 TRAINED_ROWS_MIN = 10_000  # fewer are searched exactly
-SAMPLE_PER_LIST = 128  # rows that k-means looks at
+SAMPLE_PER_LIST = 64  # rows that k-means looks at
 ROUNDS = 10
 SPLIT_ABOVE = 3.0  # of the wanted length of a list
 DISSOLVE_BELOW = 0.1
@@ -106,7 +106,7 @@ def nearest_list(vectors: F32, centroids: F32, metric: Metric) -> I32:
 
 def list_count(rows: int) -> int:
     """Return how many lists `rows` vectors should have."""
-    return max(1, round(1.25 * math.sqrt(rows)))
+    return max(1, round(2 * math.sqrt(rows)))
 
 
 def sample_size(rows: int) -> int:

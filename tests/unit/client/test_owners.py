@@ -51,7 +51,7 @@ def test_many_who_come_at_once_get_one_owner(path: Path) -> None:
 
 
 def test_a_path_without_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NotFound, match=r"there is no store in /.*: give another path, or use penstock.open") as caught:
+    with pytest.raises(NotFound, match=r"there is no store in /.*: give another path, or create=True") as caught:
         connect(path)
     assert "\n" not in str(caught.value)
     path.parent.joinpath("other").mkdir()

@@ -172,6 +172,34 @@ def test_rows_of_frames(store: Any) -> None:
     assert table.put_many(pa.table({"key": pa.array([], pa.binary()), "value": pa.array([], pa.int64())})) == 0
 
 
+def test_frames_as_they_come(store: Any) -> None:
+    """A pandas frame that was filtered has an index without a name; categories and bytes of one length are common."""
+    frame = pd.DataFrame({"key": ["x", "a", "b"], "value": ["0", "1", "1"], "n": [0, 1, 2]})
+    filtered = frame[frame["n"] > 0][["key", "value"]]
+    assert any(name.startswith("__index") for name in pa.table(filtered).column_names)
+    categories = [
+        filtered.astype("category"),
+        pl.DataFrame({"key": ["a", "b"], "value": ["1", "1"]}).with_columns(pl.all().cast(pl.Categorical)),
+        pa.table({"key": pa.array(["a", "b"]).dictionary_encode(), "value": pa.array(["1", "1"]).dictionary_encode()}),
+    ]
+    table = store.kv("as_they_come", key="utf8", value="utf8")
+    for rows in (filtered, *categories):
+        for write in (table.put_many, lambda rows: store.load("as_they_come", rows)):
+            table.clear()
+            write(rows)
+            assert dict(table) == {"a": "1", "b": "1"}
+    ids, queue = pa.array([b"ab", b"cd"], pa.binary(2)), store.queue("frames_as_they_come")
+    uuids = store.kv("uuids")
+    uuids.put_many(pa.table({"key": ids, "value": ids}))
+    assert dict(uuids) == {b"ab": b"ab", b"cd": b"cd"}
+    queue.put_many(filtered.rename(columns={"value": "payload"}), durable=True)
+    queue.put_many(categories[1].rename({"value": "payload"}), durable=True)
+    assert [(message.key, message.payload) for message in queue.read()] == [(b"a", b"1"), (b"b", b"1")] * 2
+    null = pa.table({"key": pa.array(["a", None]).dictionary_encode(), "value": ["1", "2"]})
+    with pytest.raises(Invalid, match="null"):
+        table.put_many(null)
+
+
 def test_text_from_arrow_must_be_utf8(store: Any) -> None:
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())  # Arrow trusts a producer's text
     values = {"texts8": "utf8", "structs8": pa.struct([("a", pa.string())])}

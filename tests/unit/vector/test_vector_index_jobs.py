@@ -15,7 +15,7 @@ from penstock.lsm import file_pieces
 from penstock.manifest.records import JobKind
 from penstock.store.store import Store
 from penstock.vector import indexing
-from penstock.vector.draft import read_generations
+from penstock.vector.stored import read_generations
 
 RNG = np.random.default_rng(3)
 

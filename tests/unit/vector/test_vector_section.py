@@ -65,7 +65,7 @@ def test_what_other_processes_send_is_checked() -> None:
     good = VectorSection(rows("a", "b"), Deletes([b"c"]))
     assert len(receive_section(encode_section(good), OPTIONS)) == 3
     twice = VectorSection(rows("a"))
-    twice._folded = (1, [rows("a"), rows("a")])  # an encoder that does not fold
+    twice._made = (1, [rows("a"), rows("a")])  # an encoder that does not fold
     wrong = [
         VectorSection(Upserts([b"a"], np.ones((1, 3), np.float32), [])),
         VectorSection(Upserts([b"a" * 1_025], np.ones((1, 2), np.float32), [])),
@@ -96,8 +96,15 @@ def test_attributes_keep_their_types() -> None:
 def test_columns_of_attributes() -> None:
     encoded = [encode_attributes(some) for some in ({"a": 1, "b": "x"}, None, {"a": 1.5}, {"b": 2, "c": True})]
     table = attribute_table(encoded)
-    expected = {"a": [1.0, None, 1.5, None], "b": ["x", None, None, "2"], "c": [None, None, None, True]}
-    assert table.to_pydict() == expected
+    expected = [
+        ("a", [1.0, None, 1.5, None]),
+        ("b", [None, None, None, 2]),
+        ("b", ["x", None, None, None]),
+        ("c", [None, None, None, True]),
+    ]
+    assert [
+        (name, column.to_pylist()) for name, column in zip(table.column_names, table.columns, strict=True)
+    ] == expected
     parts = join_tables([attribute_table(encoded[:1]), attribute_table(encoded[1:3]), attribute_table(encoded[3:])])
-    assert parts.to_pydict() == expected
+    assert parts.equals(table)
     assert attribute_table([b"", b""]).num_rows == join_tables([attribute_table([b""])] * 2).num_rows == 2

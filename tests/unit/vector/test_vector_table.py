@@ -233,12 +233,20 @@ def test_wrong_searches_are_refused(place: Any) -> None:
         {"vector": [[1.0, 2.0, 3.0]]}, {"vector": np.array([float("inf"), 0], np.float32)},
         {"k": 0}, {"k": 10_001}, {"k": 1.5},
         {"probes": 0}, {"probes": "2"}, {"exact": 1}, {"where": "n = 1"}, {"where": {"n": object()}},
-        {"where": pc.field("nothing") > 1}, {"after": -1}, {"after": "1"}, {"timeout_s": 0.0, "where": {"n": 1}},
+        {"where": {"n": 1 << 70}}, {"where": pc.field("n") == "x"},
+        {"after": -1}, {"after": "1"}, {"timeout_s": 0.0, "where": {"n": 1}},
     ]  # fmt: skip
     for arguments in wrong:
         with pytest.raises(Invalid):
             docs.search(**{"vector": [1.0, 0.0], **arguments})
     assert ids(docs.search([1.0, 0.0])) == ["a"]
+    for absent in (
+        pc.field("nothing") > 1,
+        (pc.field("no") == "x") & (pc.field("nothing") == 1),
+        pc.field("no").isin(["x"]),
+    ):
+        assert ids(docs.search([1.0, 0.0], where=absent)) == []
+        assert ids(docs.search([1.0, 0.0], where=absent | (pc.field("n") == 1))) == ["a"]
 
 
 def test_options_are_fixed(place: Any) -> None:
@@ -344,6 +352,6 @@ def test_reopening_reads_nothing_until_it_is_searched(tmp_path: Path) -> None:
         assert machine.live.index is None
         assert len(docs.search([1.0] * 64)) == 10
         assert machine.live.index is not None
-        assert machine.live._columns is None  # attributes are not read for that
+        assert machine.live.cache.columns is None  # attributes are not read for that
         statistics = docs.statistics()
         assert 256 <= statistics.memory_bytes_per_vector < 400

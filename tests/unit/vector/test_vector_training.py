@@ -97,7 +97,7 @@ def test_long_lists_are_split_and_short_ones_dissolved_when_there_are_too_many()
     assert not plan_lists(sizes)
     sizes[3], sizes[5] = 100, 0
     plan = plan_lists(sizes)
-    assert plan.split == {3: 5}
+    assert plan.split == {3: 8}
     assert plan.dissolve == ()  # not more lists than the rows should have
     many = np.concatenate([np.full(40, 25), np.zeros(30, np.int64)])
     assert plan_lists(many).dissolve
@@ -106,7 +106,7 @@ def test_long_lists_are_split_and_short_ones_dissolved_when_there_are_too_many()
     vectors = clusters(1_000, 12)
     centroids = clusters(40, 40, seed=9)
     changed = rebalanced(centroids, plan, lambda at: vectors, "euclidean")
-    assert len(changed) == 39 + 5
+    assert len(changed) == 39 + 8
     assert list_count(0) == 1
 
 

@@ -18,10 +18,11 @@ from penstock.journal.partitions import shard_of
 from penstock.kinds import partitions_of
 from penstock.store.store import Store
 from penstock.vector import lists as lists_module
-from penstock.vector.draft import Generations, VectorDraft, read_generations
+from penstock.vector.draft import VectorDraft
 from penstock.vector.index import VectorIndex
-from penstock.vector.live import LoadedIndex
+from penstock.vector.loaded import LoadedIndex
 from penstock.vector.section import IndexChange
+from penstock.vector.stored import Generations, read_generations
 
 RNG = np.random.default_rng(11)
 
@@ -126,34 +127,50 @@ def test_an_attribute_of_any_name_in_an_expression(place: Any) -> None:
 
 
 def test_an_attribute_with_another_type_in_each_shard(place: Any) -> None:
-    """The type of an attribute is that of the whole table: here text, as it is in a table of one shard."""
+    """A text is compared with texts, a number with numbers, wherever they are."""
     docs = place.vector("docs", dimensions=1, metric="dot", shards=2)
     names = [str(n) for n in range(20)]
     attributes = [{"n": n if shard_of(str(n).encode(), 2) else str(n), "part": 1.0} for n in range(20)]
     docs.upsert(names, [[1.0]] * 20, attributes, durable=True)
-    for number in ("3", "4", "5", "6", "7"):
-        assert ids(docs.search([1.0], where={"n": number})) == [number]
-        assert ids(docs.search([1.0], where=pc.field("n") == number)) == [number]
-    assert sorted(ids(docs.search([1.0], where={"n": ["3", "4"], "part": 1}))) == ["3", "4"]
-    with pytest.raises(Invalid, match="a str"):
-        docs.search([1.0], where={"n": 3})
+    for number in range(20):
+        as_number, as_text = ([str(number)], []) if shard_of(str(number).encode(), 2) else ([], [str(number)])
+        assert ids(docs.search([1.0], where={"n": number})) == as_number
+        assert ids(docs.search([1.0], where={"n": str(number)})) == as_text
+        assert ids(docs.search([1.0], where={"n": [number, str(number)], "part": 1})) == [str(number)]
+        assert ids(docs.search([1.0], where=pc.field("n") == number)) == as_number
+    assert len(docs.search([1.0], k=20, where={"n": {"!=": None}})) == 20
+    assert docs.search([1.0], where={"n": None}) == []
+    with pytest.raises(Invalid, match="a number or a str"):
+        docs.search([1.0], where={"n": True})
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_one_record_of_another_type_changes_nothing_for_the_others(place: Any, shards: int) -> None:
+    docs = place.vector("docs", dimensions=1, metric="dot", shards=shards)
+    docs.upsert([str(n) for n in range(20)], [[1.0]] * 20, [{"year": 1990 + n} for n in range(20)], durable=True)
+    for where in ({"year": {">=": 2005}}, pc.field("year") >= 2005):
+        before = sorted(ids(docs.search([1.0], k=20, where=where)))
+        assert before == ["15", "16", "17", "18", "19"]
+        docs.upsert("stray", [1.0], {"year": "2010"}, durable=True)
+        assert sorted(ids(docs.search([1.0], k=20, where=where))) == before
+        assert ids(docs.search([1.0], k=20, where={"year": "2010"})) == ["stray"]
+        docs.delete("stray", durable=True)
 
 
 def test_a_write_that_is_not_applied_has_an_attribute_of_another_type(store: Store) -> None:
     docs: Any = store.vector("docs", dimensions=1, metric="dot")
     docs.upsert("a", [1.0], {"n": 1}, durable=True)
-    docs.upsert("b", [1.0], {"n": 0.5})
-    assert ids(docs.search([1.0], where={"n": 0.5})) == ["b"]
-    docs.upsert("c", [1.0], {"n": "x"})
-    assert ids(docs.search([1.0], where={"n": "x"})) == ["c"]
-    assert ids(docs.search([1.0], where={"n": "1"})) == ["a"]
+    for name, value in (("b", 0.5), ("c", "x"), ("d", True)):
+        docs.upsert(name, [1.0], {"n": value})
+        assert docs.search([[1.0]], where={"n": value}).column("id").to_pylist() == [name]
+    assert ids(docs.search([1.0], where={"n": {">": 0}}, after=docs.upsert("e", [1.0]))) == ["a", "b"]
 
 
 def test_a_search_whose_records_are_always_replaced_answers(store: Store) -> None:
     docs: Any = store.vector("docs", dimensions=1, metric="dot")
     docs.upsert(["a", "b"], [[2.0], [1.0]], durable=True)
     live = machine_of(store).live
-    find, writes = live.record, list[int]()
+    find, writes = live.cache.record, list[int]()
 
     def replaced_first(number: int, get: Any) -> Any:
         if len(writes) < 50:
@@ -161,7 +178,7 @@ def test_a_search_whose_records_are_always_replaced_answers(store: Store) -> Non
             docs.upsert(["a", "b"], [[2.0], [1.0]], durable=True)
         return find(number, get)
 
-    live.record = replaced_first
+    live.cache.record = replaced_first
     assert ids(docs.search([1.0])) == ["a", "b"]
     assert writes
 
@@ -174,13 +191,13 @@ def test_a_draft_that_is_taken_in_again_while_a_kernel_is_loaded_counts_once(mon
     draft = VectorDraft(OPTIONS, place.tree.view, place.tree.lsn + 1)
     draft.add(upserts({"b": ((1.0, 2.0, 4.0), {})}))
 
-    def interrupted(count: int) -> bool:
+    def interrupted(size: int) -> bool:
         raise KeyboardInterrupt
 
     def write_meanwhile(loaded: LoadedIndex, view: Any) -> None:
         read(loaded, view)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(live, "fits", interrupted)
+            patch.setattr(live, "_has_room", interrupted)
             live.applied(draft)
         live.applied(draft)
 

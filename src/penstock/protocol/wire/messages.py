@@ -115,6 +115,7 @@ class PlanBatch(_Message, frozen=True):
     start: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=SHARDS_MAX)] = []  # by shard: the end is wanted
     rows_max: int = 0  # of a batch from there; 0: no limit
     bytes_max: int = 0
+    begin: str = ""  # where a stream begins, as the text of an option; then this is the position that is wanted
 
 
 class SourceState(msgspec.Struct, frozen=True, array_like=True):

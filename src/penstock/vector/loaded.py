@@ -1,0 +1,114 @@
+"""A search kernel that was loaded from the rows of a shard, and its views for snapshots.
+
+Thread: guarded by its owner (`live`); a view is for any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.lsm.view import View
+from penstock.vector.draft import AddedVectors, VectorDraft
+from penstock.vector.index import IndexPin, VectorIndex
+from penstock.vector.keys import I32, U64
+from penstock.vector.operators import id_array
+from penstock.vector.options import VectorOptions
+from penstock.vector.stored import (
+    Centroids,
+    lists_by_id,
+    read_centroids,
+    read_generations,
+    read_sequence,
+    vector_slices,
+)
+
+UNMEASURED_SHARE = 8  # of the lists a search looks at one, where a machine without faiss made the index
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemovedIds:
+    """Internal ids that were deleted, and are still in memory for older snapshots."""
+
+    ids: U64
+
+    def to_array(self) -> U64:
+        return self.ids
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class IndexView:
+    """A kernel as of one record: what a search of it must see."""
+
+    index: VectorIndex
+    pin: IndexPin
+    ceiling: int  # internal ids from here on are newer
+    gone: U64  # deleted before, and still in memory; ascending
+
+    @classmethod
+    def of(cls, loaded: LoadedIndex) -> IndexView:
+        """Return the kernel as it is now."""
+        return cls(loaded.index, loaded.index.pin(), loaded.ceiling, loaded.index.removed)
+
+
+class LoadedIndex:
+    """A kernel and the centroids that it was loaded with."""
+
+    def __init__(self, view: View, options: VectorOptions, generation: int | None = None) -> None:
+        """Load the vectors of a view, in the lists of a generation; None: of the one in use."""
+        generations = read_generations(view)
+        self.generation = generations.current if generation is None else generation
+        self._options = options
+        self.index = VectorIndex(options.dimensions, options.metric)
+        self.ceiling = read_sequence(view).next
+        self._centroids = (
+            read_centroids(view, self.generation, options.dimensions)
+            if self.generation
+            else Centroids(np.zeros(0, np.int32), np.zeros((0, options.dimensions), np.float32))
+        )
+        self._read(view)
+        if self.generation and generation is None:
+            probes = generations.probes or self.index.lists // UNMEASURED_SHARE
+            self.index.probes = min(max(1, probes), self.index.lists)
+
+    def _read(self, view: View) -> None:
+        """Read everything: posting lists that lack a vector, after damage, do not hide it."""
+        none = np.zeros(0, np.uint64), np.zeros((0, self._options.dimensions), np.float32), np.zeros(0, np.int32)
+        if not len(self._centroids):
+            self.index.load(*none, None)
+            for ids, vectors in vector_slices(view, self._options.dimensions):
+                self.index.add(ids, vectors, np.zeros(len(ids), np.int32))
+            return
+        known, lists = lists_by_id(view, self.generation, self._centroids)
+        self.index.load(*none, self._centroids.matrix)
+        self.index.reserve(np.bincount(lists, minlength=len(self._centroids)).astype(np.int64))
+        for ids, vectors in vector_slices(view, self._options.dimensions):
+            places = np.searchsorted(known, ids)
+            found = np.zeros(len(ids), np.bool_)
+            if len(known):
+                found = known[np.minimum(places, len(known) - 1)] == ids
+            chosen = np.zeros(len(ids), np.int32)
+            chosen[found] = lists[places[found]]
+            if not found.all():
+                chosen[~found] = self._centroids.nearest(vectors[~found], self._options.metric)
+            self.index.add(ids, vectors, chosen)
+
+    def take_in(self, draft: VectorDraft) -> None:
+        """Add what a record added and remove what it removed, in one step."""
+        parts = [(some, self._lists_of(some, draft.generations.current)) for some in draft.live_added()]
+        self.ceiling = draft.next_id  # first: a search that saw these vectors must find it, see `service`
+        if parts:
+            ids = np.concatenate([some.ids for some, _ in parts])
+            vectors = np.concatenate([some.vectors for some, _ in parts]) if len(parts) > 1 else parts[0][0].vectors
+            self.index.update(ids, vectors, np.concatenate([lists for _, lists in parts]), id_array(draft.gone))
+        elif draft.gone:
+            self.index.remove(id_array(draft.gone))
+
+    def _lists_of(self, some: AddedVectors, generation: int) -> I32:
+        """Return the place of each vector's centroid, as apply found it or, for another generation, anew."""
+        if not len(self._centroids):
+            return np.zeros(len(some.ids), np.int32)
+        if some.lists is not None and generation == self.generation:
+            return np.searchsorted(self._centroids.numbers, some.lists).astype(np.int32)
+        return self._centroids.nearest(some.vectors, self._options.metric)

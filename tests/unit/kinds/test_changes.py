@@ -1,0 +1,186 @@
+"""Change feeds as users meet them: embedded, connected, in asyncio, trimmed, and with wrong arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from feed_model import changes_of, follow, take_in_expired
+from store_model import open_simulated
+
+import penstock
+import penstock.aio
+from penstock.errors import CorruptionError, Invalid, KindMismatch, NotFound
+from penstock.kinds.change_reading import encode_request
+from penstock.kinds.changes import change_options
+from penstock.kv.changes import read_changes
+from penstock.kv.values import Options
+from penstock.registry import KV
+from penstock.testing import FakeClock, SimulatedDisk
+
+
+def test_embedded_connected_and_in_a_snapshot(path: Path) -> None:
+    with penstock.open(str(path)) as store:
+        users = store.kv("users", value="int64", key="utf8", shards=3, changes=True)
+        users.put_many({f"k{number}": number for number in range(300)}, durable=True)
+        with store.snapshot() as snapshot:
+            users.merge("k1", 5, operator="add_i64", durable=True)
+            users.delete_range("k2", "k3", durable=True)
+            assert snapshot.kv("users", key="utf8").changes().to_arrow().num_rows == 300
+            later = users.changes(after=snapshot.lsn).to_arrow().to_pydict()
+        assert (later["key"][0], later["value"][0], later["_change_type"][0]) == ("k1", 6, "update_postimage")
+        assert set(later["_change_type"][1:]) == {"delete"}
+        with penstock.connect(str(path)) as client:
+            table = client.kv("users", key="utf8", value="int64", changes=True)
+            table.put("new", 7)
+            table.put("k1", 8)
+            client.flush()
+            assert table.changes().to_arrow().equals(users.changes().to_arrow())
+            assert pa.table(table.changes()).equals(users.changes().to_arrow())
+            remote = client.kv("made", changes=True)
+            remote.put(b"a", b"b", durable=True)
+            assert [one[1:] for one in changes_of(store, "made")] == [("insert", b"a", b"b")]
+        found = users.changes().to_arrow().to_pydict()
+        rows = zip(found["_commit_version"], found["_change_type"], found["key"], found["value"], strict=True)
+        expected: dict[Any, Any] = dict(users.scan())
+        assert follow({}, rows, preimages=False) == expected
+
+
+def test_in_asyncio(path: Path) -> None:
+    async def main() -> list[Any]:
+        async with penstock.aio.open(str(path)) as store:
+            users = await store.kv("users", changes=True)
+            await users.put(b"ada", b"1815", durable=True)
+            return [row async for batch in users.changes() for row in batch.to_pylist()]
+
+    (row,) = asyncio.run(main())
+    assert (row["key"], row["_change_type"], row["_shard"]) == (b"ada", "insert", 0)
+
+
+def test_loads_are_in_the_feed(path: Path) -> None:
+    with penstock.open(str(path)) as store:
+        table = store.kv("t", changes=penstock.ChangeOptions(preimages=True))
+        table.put_many({b"%06d" % number: b"old" for number in range(0, 50_000, 7)}, durable=True)
+        store.load(
+            "t", pa.table({"key": [b"%06d" % number for number in range(50_000)], "value": [b"x" * 100] * 50_000})
+        )
+        changes = changes_of(store, "t")
+        assert follow({}, changes, preimages=True) == dict(table.scan())
+        assert sum(kind == "update_preimage" for _, kind, _, _ in changes) == len(range(0, 50_000, 7))
+
+
+def test_retention_trims_whole_commits_and_says_so() -> None:
+    clock = FakeClock()
+    with open_simulated(SimulatedDisk(), clock) as store:
+        old = store.kv("old", changes=penstock.ChangeOptions(age_s=100))
+        small = store.kv("small", changes=penstock.ChangeOptions(age_s=None, bytes_max=500))
+        for number in range(20):
+            old.put(b"k", b"%d" % number, durable=True)
+            small.put(b"k", b"x" * 50, durable=True)
+            clock.advance(10)
+        take_in_expired(store)
+        ages = old.changes().to_arrow()["value"].to_pylist()
+        assert 9 <= len(ages) <= 11
+        assert ages[-1] == b"19"
+        assert 4 <= small.changes().to_arrow().num_rows <= 9
+        with pytest.raises(NotFound, match="were trimmed"):
+            old.changes(after=1).to_arrow()
+        first = old.changes().to_arrow()["_commit_version"][0].as_py()
+        assert old.changes(after=first - 1).to_arrow().num_rows == len(ages)
+        clock.advance(1_000)
+        take_in_expired(store)
+        assert old.changes().to_arrow().num_rows == 0
+        old.put(b"k", b"again", durable=True)
+        assert [one[1] for one in changes_of(store, "old")] == ["update_postimage"]
+
+
+def test_the_owner_takes_in_what_expired_without_writes(path: Path) -> None:
+    with penstock.open(str(path)) as store:
+        table = store.kv("t", changes=True)
+        table.put(b"k", b"v", ttl_s=0.05, durable=True)
+        time.sleep(0.06)
+        store._services_task()
+        store.flush()
+        assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
+    with penstock.open(str(path)) as store:
+        store._services_task()
+        store.flush()
+        assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
+
+
+def test_of_a_dropped_table_nothing_is_left(path: Path) -> None:
+    with penstock.open(str(path)) as store:
+        store.kv("t", changes=True).put(b"k", b"v", durable=True)
+        store.checkpoint()
+        store.drop("t")
+        assert store.kv("t", changes=True).changes().to_arrow().num_rows == 0
+    with penstock.open(str(path)) as store:
+        store._retry_task()
+        assert [entry.name for entry in (path / "tables").iterdir() if (entry / "0" / "changes").exists()] == ["3"]
+
+
+@pytest.mark.parametrize("changes", [None, 1, "true", [], penstock.Retention()])
+def test_changes_is_a_bool_or_options(changes: Any, path: Path) -> None:
+    with penstock.open(str(path)) as store, pytest.raises(Invalid, match="changes"):
+        store.kv("t", changes=changes)
+
+
+@pytest.mark.parametrize(
+    "options", [{"age_s": 0}, {"age_s": "1"}, {"bytes_max": 0}, {"bytes_max": 1.5}, {"preimages": 1}, {"age_s": 1e300}]
+)
+def test_wrong_options(options: Any) -> None:
+    with pytest.raises(Invalid, match="change feed"):
+        penstock.ChangeOptions(**options)
+
+
+def test_tables_without_a_feed(path: Path) -> None:
+    with penstock.open(str(path)) as store:
+        plain, events = store.kv("plain"), store.queue("events")
+        for table in (plain, events):
+            with pytest.raises(KindMismatch, match="has no change feed"):
+                table.changes()
+        with pytest.raises(KindMismatch, match="has no change feed"):
+            store.kv("plain", changes=True)
+        store.kv("fed", changes=True)
+        with pytest.raises(KindMismatch, match="other options"):
+            store.kv("fed", changes=penstock.ChangeOptions(preimages=True))
+        assert store.kv("fed").changes().to_arrow().num_rows == 0
+
+
+@pytest.mark.parametrize("after", [-1, "1", 1.5, 1 << 62, True])
+def test_wrong_positions(after: Any, path: Path) -> None:
+    with penstock.open(str(path)) as store, pytest.raises(Invalid, match="after"):
+        store.kv("t", changes=True).changes(after=after)
+
+
+WRONG_RANGES = [[(9, 1, 2)], [(0, 3, 2)], [(0, 1, 2), (0, 2, 3)], [(0, -1, 2)]]
+
+
+@pytest.mark.parametrize("argument", [b"", b"x", *map(encode_request, WRONG_RANGES)])
+def test_malformed_requests_of_clients(argument: bytes, path: Path) -> None:
+    with penstock.open(str(path)) as store:
+        store.kv("t", changes=True)
+        for port in (store._port, penstock.connect(str(path)).port):
+            info = port.table("t")
+            assert info is not None
+            for query in ("changes", "change_sizes"):
+                with pytest.raises(Invalid):
+                    list(port.query(info, query, argument))
+
+
+def test_damaged_parts_are_an_error() -> None:
+    for data in (b"", b"\0" * 8, b"\7" + b"\0" * 7, b"\1\0\0\0\1\0\0\0\3", b"\0\0\0\0\2\0\0\0\0" + b"\0" * 8):
+        if data == b"\0" * 8:
+            continue
+        with pytest.raises(CorruptionError):
+            read_changes(data, Options())
+
+
+def test_options_of_tables_without_a_feed_are_as_before() -> None:
+    assert KV.options(None) == KV.options(None, None, False)
+    assert KV.options("utf8", None, True) != KV.options("utf8")
+    assert KV.change_options(KV.options("utf8", "utf8", True)) == change_options(True)
