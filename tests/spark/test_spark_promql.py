@@ -19,7 +19,8 @@ from penstock.spark.table_ref import TableRef
 from penstock.store.store import Store
 
 HOUR_US = 3_600_000_000
-START_US, END_US, STEP_S = HOUR_US // 2 + 7, 4 * HOUR_US, 97.0
+BASE_US = 1_700_000_000_000_000 // HOUR_US * HOUR_US
+START_US, END_US, STEP_S = BASE_US + HOUR_US // 2 + 7, BASE_US + 4 * HOUR_US, 97.0
 EXPRESSIONS = [
     "cpu",
     "sum by (dc) (rate(requests_total[10m]))",
@@ -35,15 +36,15 @@ def metrics(store: Store) -> Any:
     """Samples of four hours in files, some of them changed in memory, others gone stale."""
     table = store.series("metrics", shards=2, options=penstock.SeriesOptions(bucket_s=3_600))
     rng = np.random.default_rng(5)
-    times = np.arange(0, 4 * HOUR_US, 30_000_000)
+    times = BASE_US + np.arange(0, 4 * HOUR_US, 30_000_000)
     for number in range(6):
         labels = {"host": f"h{number}", "dc": f"dc{number % 2}"}
         table.write_columns("cpu", np.round(rng.normal(50, 9, len(times)), 1), labels, times=times)
         table.write_columns("requests_total", np.cumsum(rng.integers(0, 9, len(times))), labels, times=times)
-    table.delete('cpu{host="h1"}', HOUR_US, 2 * HOUR_US)
+    table.delete('cpu{host="h1"}', BASE_US + HOUR_US, BASE_US + 2 * HOUR_US)
     store.flush()
     store.compact("metrics")
-    table.write("cpu", -1.0, {"host": "h0", "dc": "dc0"}, time=3 * HOUR_US, durable=True)
+    table.write("cpu", -1.0, {"host": "h0", "dc": "dc0"}, time=BASE_US + 3 * HOUR_US, durable=True)
     return table
 
 
@@ -75,7 +76,7 @@ def test_the_number_of_slices(spark: Any, metrics: Any, folder: str) -> None:
     assert slices("cpu") == 2 * spark.sparkContext.defaultParallelism
     assert slices("rate(requests_total[3h])") == 1  # a slice would read again most of what the others read
     assert slices("cpu", splits=3) == 3
-    long = penstock.spark.promql(spark, folder, "metrics", "cpu", 0, 30_000_000_000, 1.0)
+    long = penstock.spark.promql(spark, folder, "metrics", "cpu", BASE_US, BASE_US + 30_000_000_000, 1.0)
     assert long.rdd.getNumPartitions() >= 3  # more steps than one query may have
 
 
@@ -108,7 +109,7 @@ def test_a_task_without_the_folder_asks_the_owner(
 
 def test_wrong_arguments_are_refused_before_any_work(spark: Any, metrics: Any, store: Store, folder: str) -> None:
     store.kv("users")
-    good = ("metrics", "cpu", 0, HOUR_US, 60.0)
+    good = ("metrics", "cpu", BASE_US, END_US, 60.0)
     for place, wrong, error in (
         (0, "users", KindMismatch),
         (0, "absent", NotFound),
@@ -116,7 +117,7 @@ def test_wrong_arguments_are_refused_before_any_work(spark: Any, metrics: Any, s
         (1, "cpu{", Invalid),
         (1, 7, Invalid),
         (2, "now", Invalid),
-        (3, -1, Invalid),
+        (3, BASE_US - 1, Invalid),
         (4, 0, Invalid),
         (4, "1m", Invalid),
     ):

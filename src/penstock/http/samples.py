@@ -86,8 +86,9 @@ class SampleCollector:
         if number is None:
             if len(self._series) == SERIES_MAX:
                 raise Invalid(f"a request has at most {SERIES_MAX} series: send fewer at once")
-            self._names.update([name for name, _ in labels])
-            self._label_bytes += sum([len(name) + len(value) for name, value in labels])
+            names, values = zip(*labels, strict=True)
+            self._names.update(names)
+            self._label_bytes += len("".join(names)) + len("".join(values))
             if self._label_bytes > LABEL_BYTES_MAX or len(self._names) * (len(self._series) + 1) > LABEL_CELLS_MAX:
                 raise Invalid("the series of the request have too many labels, or too long ones: send fewer at once")
             number = self._numbers[labels] = len(self._series)

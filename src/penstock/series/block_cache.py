@@ -19,7 +19,7 @@ from penstock.lsm.version import Run
 from penstock.series.blocks import Block
 from penstock.series.samples import U64
 
-CACHE_BYTES_MAX = 96 << 20
+CACHE_BYTES_MAX = 128 << 20
 ENTRY_BYTES = 2_048  # besides directory and chunks
 RUN_BYTES = 128  # of a directory, for each run of samples
 _Place: TypeAlias = tuple["weakref.ref[Run]", bytes]
@@ -30,6 +30,10 @@ class BlockCache:
 
     def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
+        self._start()
+        threads.after_fork(self, BlockCache._start)  # another thread may have held the lock
+
+    def _start(self) -> None:
         self._entries: OrderedDict[_Place, _KeptBlock] = OrderedDict()  # guarded by _lock; the last used last
         self._bytes = 0  # guarded by _lock
         self._lock = threads.lock("series.blocks")
@@ -49,7 +53,7 @@ class BlockCache:
         with self._lock:
             if place not in self._entries:
                 self._entries[place] = entry
-                self._grow(entry, entry.bytes)
+                self._grow(entry.bytes)
         return entry.row
 
     def grow(self, entry: _KeptBlock, size: int) -> None:
@@ -57,16 +61,18 @@ class BlockCache:
         with self._lock:
             if self._entries.get(entry.place) is entry:
                 entry.bytes += size
-                self._grow(entry, size)
+                self._grow(size)
             else:
                 entry.chunks.clear()
 
-    def _grow(self, entry: _KeptBlock, size: int) -> None:
+    def _grow(self, size: int) -> None:
         self._bytes += size
-        while self._bytes > self._bytes_max:
-            _, oldest = self._entries.popitem(last=False)
-            self._bytes -= oldest.bytes
-            oldest.chunks.clear()
+        if self._bytes > self._bytes_max:
+            self._bytes = sum(entry.bytes for entry in self._entries.values())  # an interrupt may have miscounted
+            while self._bytes > self._bytes_max * 7 // 8:
+                _, oldest = self._entries.popitem(last=False)
+                self._bytes -= oldest.bytes
+                oldest.chunks.clear()
 
     def __len__(self) -> int:
         return len(self._entries)

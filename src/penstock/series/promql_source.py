@@ -133,6 +133,10 @@ class MatrixCache:
 
     def __init__(self, bytes_max: int = MATRIX_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
+        self._start()
+        threads.after_fork(self, MatrixCache._start)  # another thread may have held the lock
+
+    def _start(self) -> None:
         self._known: OrderedDict[tuple[bytes, ...], LabelMatrix] = OrderedDict()  # guarded by _lock; last used last
         self._bytes = 0  # guarded by _lock
         self._lock = threads.lock("series.matrices")
@@ -149,8 +153,10 @@ class MatrixCache:
             if labels not in self._known:
                 self._known[labels] = matrix
                 self._bytes += _size(labels)
-            while self._bytes > self._bytes_max:
-                self._bytes -= _size(self._known.popitem(last=False)[0])
+            if self._bytes > self._bytes_max:
+                self._bytes = sum(map(_size, self._known))  # an interrupt may have miscounted
+                while self._bytes > self._bytes_max * 7 // 8:
+                    self._bytes -= _size(self._known.popitem(last=False)[0])
         return matrix
 
 

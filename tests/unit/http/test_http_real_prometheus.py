@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from owner_processes import owners
+from owner_processes import owners, until
 from prometheus_peer import PrometheusPeer, peer_binary
 
 import penstock
@@ -60,6 +60,7 @@ def test_everything_scraped_arrives(tmp_path: Path, message: str, scrapes_s: int
                 peer = PrometheusPeer(f"http://127.0.0.1:{port}")
                 for _ in range(2):
                     time.sleep(scrapes_s / 3)
+                    until(lambda: owners(folder))  # the next one may be starting
                     for pid in owners(folder):
                         os.kill(pid, signal.SIGKILL)
                         killed += 1
@@ -67,10 +68,10 @@ def test_everything_scraped_arrives(tmp_path: Path, message: str, scrapes_s: int
                 moment_ms = int(time.time() * 1000)
                 selector = f"{EVERYTHING}[{scrapes_s + 30}s]"
                 wanted = samples(peer.instant(selector, moment_ms)["data"]["result"])
-                until = time.monotonic() + SETTLES_S
+                end_s = time.monotonic() + SETTLES_S
                 while True:
                     found = table_samples(store.series("metrics").query(selector, moment_ms * 1000))
-                    if wanted.items() <= found.items() or time.monotonic() > until:
+                    if wanted.items() <= found.items() or time.monotonic() > end_s:
                         break
                     time.sleep(0.5)
             finally:

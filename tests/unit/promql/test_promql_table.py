@@ -19,6 +19,7 @@ import penstock
 from penstock import aio
 from penstock.errors import Invalid
 from penstock.series import promql_source, queries
+from penstock.series.labels import encode_labels
 
 EXPRESSIONS = [
     "requests_total",
@@ -171,3 +172,14 @@ def test_asyncio(tmp_path: Path) -> None:
             return [table.column("value").to_pylist() for table in (one, many)]
 
     assert asyncio.run(main()) == [[6.0], [2.0, 2.0, 2.0]]
+
+
+def test_label_matrices_are_kept_within_a_bound() -> None:
+    cache = promql_source.MatrixCache(20_000)
+    sets = [tuple(encode_labels([("a", f"{n}"), ("b", "x" * 50)]) for n in range(m, m + 5)) for m in range(40)]
+    for labels in [*sets, *sets]:
+        found = cache.matrix(labels)
+        assert [encode_labels(sorted(some.items())) for some in found.label_sets()] == list(labels)
+        assert cache.matrix(labels) is found
+        assert sum(map(promql_source._size, cache._known)) == cache._bytes <= 20_000
+    assert cache.matrix(()).label_sets() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,15 @@ import penstock
 from penstock.series import block_cache, reading
 from penstock.series.block_cache import BlockCache
 from penstock.series.blocks import Block
+from penstock.series.promql_source import MatrixCache
 from penstock.series.queries import SeriesQuery, encode_query
 
 SERIES, COUNT = 5, 1_500  # each has chunks of its own
+BASE = 1_700_000_000 // 86_400 * 86_400 * 1_000_000
+
+
+def us(second: int) -> int:
+    return BASE + second * 1_000_000
 
 
 @pytest.fixture
@@ -30,7 +37,7 @@ def filled(store: Any) -> Any:
     table = store.series("metrics")
     for number in range(SERIES):
         values = np.arange(COUNT) + number / 8
-        table.write_columns("m", values, {"n": str(number)}, times=np.arange(COUNT) * 1_000_000)
+        table.write_columns("m", values, {"n": str(number)}, times=us(0) + np.arange(COUNT) * 1_000_000)
     store.flush()
     store.compact("metrics")
     return table
@@ -44,7 +51,7 @@ def rows(table: pa.Table) -> list[tuple[str, int, float]]:
 
 def wanted(start: int, end: int) -> list[tuple[str, int, float]]:
     moments = range(max(0, start), min(COUNT, end))
-    return [(str(n), moment * 1_000_000, moment + n / 8) for n in range(SERIES) for moment in moments]
+    return [(str(n), us(moment), moment + n / 8) for n in range(SERIES) for moment in moments]
 
 
 def test_what_is_kept_is_what_was_read(tmp_path: Path, cache: BlockCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,11 +59,11 @@ def test_what_is_kept_is_what_was_read(tmp_path: Path, cache: BlockCache, monkey
         table = filled(store)
         for start, end in ((0, COUNT), (100, 200), (-5, 3), (COUNT - 1, COUNT + 9), (700, 701), (500, 500)):
             for _ in range(2):
-                found = table.select("m", start * 1_000_000, end * 1_000_000)
+                found = table.select("m", us(start), us(end))
                 assert rows(found) == wanted(start, end)
         assert len(cache) == 1
         monkeypatch.setattr(Block, "_decode", None)  # nothing is decoded again
-        assert rows(table.select("m", 0, COUNT * 1_000_000)) == wanted(0, COUNT)
+        assert rows(table.select("m", us(0), us(COUNT))) == wanted(0, COUNT)
 
 
 def test_a_change_is_seen(tmp_path: Path, cache: BlockCache) -> None:
@@ -65,8 +72,8 @@ def test_a_change_is_seen(tmp_path: Path, cache: BlockCache) -> None:
         table = filled(store)
         everything = wanted(0, COUNT)
         assert rows(table.select("m")) == everything
-        table.write("m", -1.0, {"n": "2"}, time=7_000_000)
-        changed = [(n, at, -1.0 if (n, at) == ("2", 7_000_000) else value) for n, at, value in everything]
+        table.write("m", -1.0, {"n": "2"}, time=us(7))
+        changed = [(n, at, -1.0 if (n, at) == ("2", us(7)) else value) for n, at, value in everything]
         assert rows(table.select("m")) == changed
         table.delete('m{n="3"}', durable=True)
         changed = [row for row in changed if row[0] != "3"]
@@ -99,7 +106,7 @@ def test_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         table = filled(store)
 
         def read(number: int) -> bool:
-            return rows(table.select("m", number * 1_000_000, 900_000_000)) == wanted(number, 900)
+            return rows(table.select("m", us(number), us(900))) == wanted(number, 900)
 
         assert all(pool.map(read, range(40)))
         assert cache._bytes == sum(entry.bytes for entry in cache._entries.values())
@@ -118,10 +125,10 @@ def test_only_the_last_sample_before_each_step(tmp_path: Path, cache: BlockCache
         table = filled(store) if where != "memory" else store.series("metrics")
         if where != "files":
             for number in range(SERIES):
-                table.write_columns("m", [-1.0, -2.0], {"n": str(number)}, times=[7_500_000, 8_000_000])
-        start, end = 3_000_000, 900_000_000
+                table.write_columns("m", [-1.0, -2.0], {"n": str(number)}, times=[us(7) + 500_000, us(8)])
+        start, end = us(3), us(900)
         arguments: dict[str, Any] = {"steps_from": start, "step": step * 1_000_000}
-        argument = encode_query(SeriesQuery("m", 0, end + 1, **arguments))
+        argument = encode_query(SeriesQuery("m", BASE, end + 1, **arguments))
         info = store.port.table("metrics")
         assert info is not None
         batches = list(store.port.query(info, "runs", argument))
@@ -132,7 +139,7 @@ def test_only_the_last_sample_before_each_step(tmp_path: Path, cache: BlockCache
                     series = found.setdefault(len(found), {})
                 series[at] = value
         assert len(found) == SERIES
-        every = {(n, at): value for n, at, value in rows(table.select("m", 0, end + 1))}
+        every = {(n, at): value for n, at, value in rows(table.select("m", BASE, end + 1))}
         for number, kept in found.items():
             mine = {at: value for (n, at), value in every.items() if n == str(number)}
             assert kept.items() <= mine.items()
@@ -143,3 +150,13 @@ def test_only_the_last_sample_before_each_step(tmp_path: Path, cache: BlockCache
             }
             assert needed <= kept.keys()
             assert len(kept) <= len(needed) + 2
+
+
+@pytest.mark.parametrize("make", [BlockCache, MatrixCache])
+def test_a_forked_child_does_not_wait_for_a_lock_of_its_parent(make: Any) -> None:
+    cache = make()
+    with cache._lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if cache._lock.acquire(blocking=False) else 1)
+    assert os.waitpid(child, 0)[1] == 0
