@@ -84,12 +84,12 @@ class VectorService(TableService):
             if not numbers:
                 return []
             try:
-                names, attributes = zip(*map(cache.records.get, numbers))  # type: ignore[misc,arg-type]  # noqa: B905
+                names, attributes = zip(*map(cache.records.get, numbers))  # noqa: B905
             except TypeError:  # some are not cached
                 records = [cache.record(number, machine.tree.view.get) for number in numbers]
                 if None in records:
                     continue  # one was deleted since the search: search again
-                names, attributes = zip(*records)  # type: ignore[arg-type]  # noqa: B905
+                names, attributes = zip(*records)  # noqa: B905
             # The constructor of a Hit is a function of Python: `tuple.__new__` takes half its time.
             return list(map(_new, _hits, zip(names, distances, attributes)))  # noqa: B905
         return self._in_snapshot(machine, vector, request)

@@ -13,6 +13,7 @@ from penstock.kinds import partitions_of
 from penstock.lsm.sstable import Sstable
 from penstock.store.store import Store
 from penstock.vector import indexing, live
+from penstock.vector.stored_lists import StoredLists
 
 pytest.importorskip("faiss")
 RNG = np.random.default_rng(11)
@@ -82,7 +83,7 @@ def test_a_table_that_has_no_room_is_searched_by_its_lists(folder: Path, monkeyp
         docs: Any = store.vector("docs")
         live_of(store)._budget.bytes_max = 200_000
         compared = 0
-        members = live.StoredLists._members
+        members = StoredLists._members
 
         def count(self: Any, *arguments: Any) -> Any:
             nonlocal compared
@@ -90,7 +91,7 @@ def test_a_table_that_has_no_room_is_searched_by_its_lists(folder: Path, monkeyp
             compared += len(found[0])
             return found
 
-        monkeypatch.setattr(live.StoredLists, "_members", count)
+        monkeypatch.setattr(StoredLists, "_members", count)
         for number in range(200, 240):
             assert docs.search(ROWS[number], k=1)[0].id == str(number)
         assert live_of(store).index is None
