@@ -431,7 +431,7 @@ def test_answers_are_not_delayed(store: Any) -> None:
         (block(1, labels(__name__="m") + block(2, b"\x78\x00" * 3_000)), 1),
         (block(1, block(1, block(1, "__name__") + block(2, "m") + b"\x78\x00" * 3_000)), 1),
         (b"\x78\x00" * 3_000, 2),
-        (block(4, "") + block(5, b"\x78\x00" * 300) * 10, 2),
+        (b"".join(block(4, s) for s in ("", "__name__", "m")) + block(5, b"\x0a\x02\1\2" + b"\x78\x00" * 300) * 10, 2),
     ],
 )
 def test_fields_of_a_body_are_bounded(body: bytes, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
