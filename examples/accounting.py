@@ -51,7 +51,8 @@ def reasons(store: penstock.Store) -> dict[str, int]:
 JOIN = """
 WITH readings AS (SELECT labels['device'] AS device, time, value FROM metrics WHERE metric = 'temperature')
 SELECT a.device, a.value AS high, count(*) AS readings_before, round(avg(b.value), 2) AS mean_before,
-  any_value(t.value) AS readings_in_all, round(any_value(f.vector[1]), 2) AS deviation_in_the_last_window
+  any_value(t.value) AS readings_in_all,
+  round(CAST(any_value(f.vector[1]) AS DOUBLE), 2) AS deviation_in_the_last_window
 FROM readings a
   JOIN readings b ON a.device = b.device AND b.time <= a.time AND b.time > a.time - INTERVAL 10 SECONDS
   JOIN totals t ON CAST(t.key AS STRING) = a.device

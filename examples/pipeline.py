@@ -408,9 +408,9 @@ def finish(
     """Print what came of it, and write the report."""
     size = sum(path.stat().st_size for path in (run.folder / "tables").rglob("*") if path.is_file())
     waits = run.steady_ms()
-    print(f"\n  {'':<40}" + (f" {'before':>12} {'this run':>12} {'in all':>12}" if before["produced"] else ""))
+    print(f"\n  {'':<48}" + (f" {'before':>12} {'this run':>12} {'in all':>12}" if before["produced"] else ""))
     for name, *counts in report.sums(before, after):
-        print(f"  {name:<40}" + "".join(f" {count:>12,}" if count != "" else " " * 13 for count in counts))
+        print(f"  {name:<48}" + "".join(f" {count:>12,}" if count != "" else " " * 13 for count in counts))
     print(f"\n  {report.proved(run, before, after)}")
     middle, high = percentile(waits, 0.5), percentile(waits, 0.99)
     shown = f"median {middle:,.0f} ms, 99 % {high:,.0f} ms" if waits else "every reading waited for Spark to start"

@@ -166,6 +166,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], name: str = "
 
 def histogram(values: Sequence[float], columns: int = 36) -> str:
     """How many values lie in each of equal steps, up to the 99th percentile."""
+    if not values:
+        return note("There are too few points for a chart.")
     most = percentile(values, 0.99) or 1.0
     counts = [0] * columns
     for value in values:
@@ -184,7 +186,7 @@ def chart(
     right: float | None = None,
 ) -> str:
     """A line through points, or a bar for each, with its extremes written beside it."""
-    if len(points) < 2:
+    if len(points) < (1 if bars else 2):
         return note("There are too few points for a chart.")
     right, top = right or max(x for x, _ in points) or 1.0, max(y for _, y in points) or 1.0
     base = HEIGHT - BOTTOM

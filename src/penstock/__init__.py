@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from penstock.lsm.collection import CollectionSettings
     from penstock.lsm.manual_compaction import CompactionReport
     from penstock.lsm.operators import union_items, union_of
+    from penstock.partition.admission import DispatcherSettings
     from penstock.partition.aside import Trouble
-    from penstock.partition.backlog import DispatcherSettings
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
     from penstock.partition.reference import StagedFile
     from penstock.queue.calls import ConsumerPosition, ConsumerSummary, LeasedMessage, QueueTotals, ShardBounds
@@ -104,7 +104,7 @@ _HOMES = {
     "ConsumerSettings": "queue.consumer",
     "ConsumerSummary": "queue.calls",
     "DecimalType": "kv.values",
-    "DispatcherSettings": "partition.backlog",
+    "DispatcherSettings": "partition.admission",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.protocols",
     "Hit": "vector.searching",

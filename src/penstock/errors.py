@@ -57,8 +57,38 @@ class RetryLater(PenstockError):
     """Nothing changed; the same call may succeed later."""
 
 
-class Backpressure(RetryLater):
-    """A bounded buffer is full."""
+class _ShardError(PenstockError):
+    """Base of the errors that may be about one shard. The fields are 0 or empty if it is about none."""
+
+    def __init__(  # noqa: PLR0917 - they are sent and pickled in this order
+        self,
+        message: str = "",
+        partition: int = 0,
+        table: str = "",
+        shard: int = 0,
+        state: str = "",
+        limit: str = "",
+        maximum: float = 0,
+        value: float = 0,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.partition = partition  # the number of the shard in the store
+        self.table = table
+        self.shard = shard
+        self.state = state  # of the shard: throttled, frozen or paused
+        self.limit = limit  # the name of the setting that was reached, if one was
+        self.maximum = maximum  # its value
+        self.value = value  # what was measured
+        self.retry_after_s = retry_after_s  # when it is worth trying again; 0: unknown
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        about = (self.partition, self.table, self.shard, self.state, self.limit, self.maximum, self.value)
+        return (type(self), (str(self), *about, self.retry_after_s))
+
+
+class Backpressure(_ShardError, RetryLater):
+    """A bounded buffer is full. If it is a shard's, fields say which one, which limit, and when to retry."""
 
 
 class DiskFull(RetryLater):
@@ -181,8 +211,12 @@ class StoreLocked(Reopen):
     read_only = False  # whether those who have it open only read it
 
 
-class PartitionPaused(PenstockError):
-    """Writes and snapshots of one table are refused until it is resumed; other tables are not affected."""
+class PartitionPaused(_ShardError):
+    """Writes and snapshots of one table are refused until it is resumed; other tables are not affected.
+
+    Fields say which shard, and whether it is paused (call `resume`) or frozen (its files do not answer; it goes on by
+    itself when they do).
+    """
 
 
 class Restore(PenstockError):

@@ -35,6 +35,8 @@ def main(master: str, folder: str, *stores: str) -> None:
         spark__scheduler__minRegisteredResourcesRatio="1.0",  # no task before both executors are there
         spark__scheduler__maxRegisteredResourcesWaitingTime="120s",
         spark__sql__shuffle__partitions="2",
+        spark__sql__codegen__wholeStage="false",  # of plans that run once or twice
+        spark__sql__codegen__factoryMode="NO_CODEGEN",
     )
     told: dict[str, Any] = {}
     for name, path in (store.split("=", 1) for store in stores):

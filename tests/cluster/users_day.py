@@ -94,7 +94,7 @@ def route(path: str, checkpoint: str, how: str) -> None:
 
     query = penstock.spark.stream(
         spark, path, source="lines", consumer="router", batch=batch, checkpoint=checkpoint, dead_letter="dead",
-        max_rows=300, interval_s=0.0, available_now=how == "once",
+        max_rows=600, interval_s=0.0, available_now=how == "once",
     )  # fmt: skip
     while how == "on" and query.isActive and not penstock.spark.progress(query).batches:
         time.sleep(0.1)

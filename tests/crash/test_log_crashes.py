@@ -29,7 +29,7 @@ def test_every_crash_and_every_crash_in_recovery() -> None:
 
 
 def test_faults_crossed_with_crashes() -> None:
-    report = explore(LogScenario(), depth=1, faults=Faults(every=3, images_every=5))
+    report = explore(LogScenario(), depth=1, faults=Faults(every=3, images_every=17))
     assert report.faults > 100
     assert absent(report.faulted, "pwrite", "allocate", "read", *SYNCS, *NAMES) == []
 
@@ -93,7 +93,7 @@ def _fail(path: str) -> None:
 
 
 def explore_failed_syncs(scenario: LogScenario) -> CrashReport:
-    faults = Faults(kinds=("eio",), operations=SYNCS, every=3, images_every=9)
+    faults = Faults(kinds=("eio",), operations=SYNCS, every=3, images_every=17)
     return explore(scenario, modes=("restart", "strict"), faults=faults)
 
 

@@ -20,7 +20,7 @@ from penstock.queue.positions import ACK, CONDITIONS
 from penstock.queue.qmft import QmftManifest
 from penstock.store.dropped import DroppedShards
 from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
-from penstock.testing.crashes import absent
+from penstock.testing.crashes import Scenario, absent
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -57,7 +57,8 @@ def short_crashes() -> None:
 
 
 def test_every_torn_crash() -> None:
-    short_crashes()
+    """The strict ones are those of `test_every_crash`."""
+    assert explore(ShortQueueStore(), modes=("torn",), depth=1).missing(*STEPS) == []
 
 
 def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
@@ -66,14 +67,18 @@ def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
     assert report.crashes > 100
 
 
-def drops() -> None:
-    report = explore(DroppedQueue(), modes=("torn", "kept"), depth=1)
+def drops(scenario: Scenario) -> None:
+    report = explore(scenario, modes=("torn", "kept"), depth=1)
     assert report.missing("unlink .data", "unlink .arrow", "rmdir /tables/") == []
 
 
-def test_every_crash_while_a_dropped_queue_is_removed() -> None:
+def test_crashes_while_a_dropped_queue_is_removed() -> None:
     """Its records are replayed up to the drop, whatever is left of its files."""
-    drops()
+    drops(Sampled(DroppedQueue(), 3))
+
+
+def every_drop() -> None:
+    drops(DroppedQueue())
 
 
 def test_crashes_in_recovery() -> None:
@@ -99,6 +104,7 @@ def test_failed_syncs_of_queue_files() -> None:
 def test_every_fault_and_every_crash_in_recovery() -> None:
     explore(QueueStoreScenario(), depth=1, torn_seeds=3)
     explore(ShortQueueStore())
+    every_drop()
     explore(ShortQueueStore(), modes=("strict", "kept"), depth=1, faults=Faults(images_every=9))
 
 
@@ -236,7 +242,7 @@ def dropped_files_removed_under_their_name(patch: Patch) -> None:
         (trims_forgotten_by_a_roll, short_crashes),
         (staged_files_given_up_before_their_messages_are_stored, short_crashes),
         (files_removed_above_the_floor, short_crashes),
-        (dropped_files_removed_under_their_name, drops),
+        (dropped_files_removed_under_their_name, every_drop),
     ],
 )
 def test_seeded_bug_is_caught(seed_bug: Callable[[Patch], None], suite: Callable[[], None]) -> None:

@@ -45,9 +45,10 @@ STEPS = (
 
 
 def test_every_crash() -> None:
-    report = explore(StoreScenario(), modes=("strict", "torn"), depth=1)
+    report = explore(StoreScenario(), modes=("strict",), depth=1)
     assert report.missing(*STEPS) == []
-    assert report.crashes > 450
+    assert report.crashes > 150
+    assert explore(Sampled(StoreScenario(), 3), modes=("torn",), depth=1).crashes > 80
 
 
 def no_checkpoints(patch: Patch) -> None:
@@ -105,7 +106,7 @@ def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(Sampled(Short(), 7, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    report = explore(Sampled(Short(), 11, recovering=True), modes=("strict",), recovery_modes=("strict",))
     assert report.crashes_in_recovery > 100
     assert report.missing_in_recovery(*RECOVERY_STEPS) == []
 

@@ -63,7 +63,7 @@ def test_crashes_in_recovery() -> None:
 
 
 def test_faults_crossed_with_crashes() -> None:
-    faults = Faults(kinds=("eio", "enospc", "short"), every=12, images_every=23)
+    faults = Faults(kinds=("eio", "enospc", "short"), every=24, images_every=29)
     report = explore(TreeScenario(), modes=("strict",), depth=1, faults=faults)
     assert absent(report.faulted, "pwrite .sst", "fsync .sst", "rename .sst", "commit /manifest") == []
 

@@ -11,7 +11,7 @@ from penstock.kv.table import KvTable
 from penstock.log import LogSettings
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.rows import NEVER
-from penstock.partition.backlog import DispatcherSettings
+from penstock.partition.admission import DispatcherSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.partition.ledger import TOKEN_WINDOW
 from penstock.store.settings import StoreSettings

@@ -130,7 +130,13 @@ def main(marks: str, *streams: str) -> None:
 
         return begin
 
-    spark = penstock.spark.session("driver", master="local[6]", spark__sql__shuffle__partitions="2")
+    spark = penstock.spark.session(
+        "driver",
+        master="local[6]",
+        spark__sql__shuffle__partitions="2",
+        spark__sql__codegen__wholeStage="false",  # as in conftest.py: few rows
+        spark__sql__codegen__factoryMode="NO_CODEGEN",
+    )
     queries = [
         penstock.spark.stream(
             spark,

@@ -46,3 +46,16 @@ def test_an_interrupt_ends_it_in_one_line(tmp_path: Path, under_make: bool) -> N
     assert told.strip().startswith(f"stopped: what was produced is in {tmp_path / 'data' / 'store'}")
     assert process.returncode == (0 if under_make else 130)
     until(lambda: processes_with(str(tmp_path)) == [])
+
+
+def test_an_interrupt_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
+    """Spark forgets a JVM that it does not know yet, and such a JVM never ends by itself."""
+    program = "import os, penstock.spark; penstock.spark.session(spark__penstock__mark=os.environ['MARK'])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "MARK": str(tmp_path)}, cwd=ROOT,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    until(lambda: len(processes_with(str(tmp_path))) > 0 or process.poll() is not None)  # not connected to it yet
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) != 0
+    until(lambda: processes_with(str(tmp_path)) == [])

@@ -71,7 +71,12 @@ def test_a_difference_is_said_first(run: Run) -> None:
 
 
 def test_a_run_that_was_too_short_for_charts(tmp_path: Path) -> None:
-    assert "too few points" in page(Run(1, 1, tmp_path / "store", wild=False), produced=1)
+    run = Run(1, 1, tmp_path / "store", wild=False)
+    text = page(run, produced=1)
+    assert (text.count("too few points"), text.count("<svg")) == (3, 0)
+    run.batches = [MicroBatch(1.0, 100, 12.0)]
+    text = page(run, produced=1)
+    assert (text.count("too few points"), text.count("<svg")) == (2, 1), "one micro-batch is a bar"
 
 
 def test_latencies_leave_out_what_waited_for_spark(run: Run) -> None:

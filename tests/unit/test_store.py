@@ -34,7 +34,7 @@ from penstock.kv.machine import KvMachine
 from penstock.kv.table import KvTable
 from penstock.log import LogSettings
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from penstock.partition.backlog import DispatcherSettings
+from penstock.partition.admission import DispatcherSettings
 from penstock.partition.machine import Entry
 from penstock.store.flusher import StoreFlusher
 from penstock.store.settings import StoreSettings

@@ -20,7 +20,7 @@ from store_model import SETTINGS
 import penstock
 from penstock.errors import GateShut, PartitionPaused, ProcessLimit
 from penstock.host.open_files import BoundedFileSystem, OpenFiles
-from penstock.partition.backlog import DispatcherSettings
+from penstock.partition.admission import DispatcherSettings
 from penstock.queue.machine import QueueMachine
 from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk

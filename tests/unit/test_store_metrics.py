@@ -26,7 +26,7 @@ from penstock.errors import Backpressure, Closed, Invalid, PartitionPaused, Pois
 from penstock.kv.machine import KvMachine
 from penstock.log import LogSettings
 from penstock.lsm.tree_jobs import TreeJobs
-from penstock.partition.backlog import DispatcherSettings
+from penstock.partition.admission import DispatcherSettings
 from penstock.partition.machine import Entry
 from penstock.protocol import wire
 from penstock.server.rights import LOCAL, Rights
@@ -153,7 +153,8 @@ def apply_fails(store: Store, monkeypatch: pytest.MonkeyPatch, look: Callable[[]
         look()
         now = store.statistics()
         (one,) = now.partitions
-        assert (one.table, one.state, one.enqueued_ops) == ("t", "paused", 1)
+        assert (one.table, one.state) == ("t", "paused")
+        assert one.enqueued_ops >= 1  # writes are taken until the last attempt has failed
         assert one.backlog_age_ms > 0
         assert "the disk of this table is gone" in one.error
         assert now.global_applied_floor == one.applied_global < now.durable_lsn
@@ -323,6 +324,7 @@ def test_in_asyncio(tmp_path: Path) -> None:
 def test_statistics_are_frozen_and_ordered(store: Store) -> None:
     store.kv("t", shards=3).put(b"k", b"v", durable=True)
     store.queue("q").put(b"m", durable=True)
+    store.wait_for(store.statistics().durable_lsn)
     now = store.statistics()
     with pytest.raises(AttributeError):
         now.writes = 1  # type: ignore[misc]

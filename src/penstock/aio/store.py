@@ -106,6 +106,7 @@ class AsyncStore(AsyncKvOfStore):
     tables = awaited(Tables.tables)
     drop = awaited(Tables.drop)
     flush = awaited(Tables.flush)
+    wait_for = awaited(Tables.wait_for)
     statistics = awaited(Tables.statistics)
     subscribe = awaited_as(AsyncSubscription, Tables.subscribe)
 

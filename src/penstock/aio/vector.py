@@ -29,6 +29,7 @@ class AsyncVectorReader(AsyncForm[VectorReader]):
     statistics = awaited(VectorReader.statistics)
     to_arrow = awaited(VectorReader.to_arrow)
     scan_arrow = iterated(VectorReader.scan_arrow)
+    changes = iterated(VectorReader.changes)
 
 
 class AsyncVectorTable(AsyncForm[VectorTable]):
@@ -51,3 +52,4 @@ class AsyncVectorTable(AsyncForm[VectorTable]):
     statistics = awaited(VectorTable.statistics)
     to_arrow = awaited(VectorTable.to_arrow)
     scan_arrow = iterated(VectorTable.scan_arrow)
+    changes = iterated(VectorTable.changes)

@@ -273,6 +273,17 @@ class FlightPort(FlightReading):
         """Return the acknowledged writes that cannot be read, and why."""
         return self._connection.ask(wire.CheckStore(), list[Trouble])
 
+    def wait_for(self, lsn: int, tables: Sequence[TableInfo], timeout_s: float) -> int:
+        """Wait until tables have applied every record up to an LSN; a long wait is several requests."""
+        numbers, deadline_s = [info.table_id for info in tables], self._clock.monotonic_s() + timeout_s
+        while True:
+            wait_s = min(max(0.0, deadline_s - self._clock.monotonic_s()), wire.WAIT_S_MAX)
+            try:
+                return self._connection.ask(wire.WaitFor(lsn, numbers, wait_s), int, wait_s=wait_s)
+            except WaitExpired:
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise
+
     def compact(self, name: str, timeout_s: float) -> CompactionReport:
         """Merge a table into as few files as possible; the owner may take COMPACT_S for it."""
         self._flush_writes()

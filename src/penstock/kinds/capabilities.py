@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 from penstock.errors import KindMismatch, PenstockError
 from penstock.host.clock import Clock
@@ -301,7 +302,14 @@ def as_replaceable(kind: Kind, info: TableInfo) -> Replaceable:
 
 def as_queryable(kind: Kind, info: TableInfo) -> Queryable:
     """Return the kind if it answers queries, or raise `KindMismatch`."""
-    return kind if isinstance(kind, Queryable) else _lacks(info, "which has no queries: scan it instead")
+    if not _answers_queries(type(kind)):
+        _lacks(info, "which has no queries: scan it instead")
+    return cast("Queryable", kind)
+
+
+@lru_cache(64)  # a check of a protocol takes as long as a part of a small query
+def _answers_queries(kind: type[Kind]) -> bool:
+    return issubclass(kind, Queryable)
 
 
 def as_selectable(kind: Kind, info: TableInfo) -> Selectable:

@@ -68,8 +68,8 @@ def as_changing(kind: Kind, info: TableInfo) -> Changing:
 def no_feed(info: TableInfo) -> KindMismatch:
     """Return the error for a table without a change feed."""
     return KindMismatch(
-        f"table {info.name} (of the kind {info.kind}) has no change feed: create a table with changes=True; messages "
-        "of a queue never change, so read or stream the queue itself"
+        f"table {info.name} of the kind {info.kind} has no change feed: where the kind has feeds, create a table with "
+        "changes=True; messages of a queue never change, so read or stream the queue itself"
     )
 
 

@@ -125,6 +125,9 @@ class Port(Reading, Protocol):
     def commit_and_wait(self, group: PendingGroup, size: int) -> Epoch:
         """Submit a group and wait until `group.verdict` is set."""
 
+    def wait_for(self, lsn: int, tables: Sequence[TableInfo], timeout_s: float) -> int:
+        """Wait until tables have applied every record up to an LSN; return the LSN that all of them have reached."""
+
     def flush(self, epoch: int | None, timeout_s: float = 60.0, *, table: int | None = None) -> Acknowledgement:
         """Wait until an epoch is durable and applied, so that snapshots, consumers and clients see it.
 

@@ -40,6 +40,16 @@ class KvMachine(TreeMachine):
         self._table_options = options  # decoded on use: damaged options do not prevent opening the store
         self.get = tree.get  # type: ignore[method-assign]  # bound once: a get is little more than this call
 
+    def in_memory(self, entry: Entry) -> bool:
+        decoded, sections = entry.decoded, entry.sections
+        if self.feed is not None:
+            return False  # it reads the rows as they were
+        if decoded and len(decoded) == 1 and type(decoded[0]) is section.Rows and not decoded[0].operands:
+            return True  # nearly always
+        if sections and sections[0].header.form == REFERENCE:
+            return False
+        return not decoded or not self.tree.folds_files or not any(map(section.has_operands, decoded))
+
     def apply(self, entry: Entry) -> None:
         if entry.sections and entry.sections[0].header.form == REFERENCE:
             files = [file for part in entry.sections for file in readable(decode_reference, part.payload).files]

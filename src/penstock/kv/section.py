@@ -34,6 +34,7 @@ class Rows(dict[bytes, "bytes | Operation"]):
     """A map from key to value (a put that never expires) or to an operation."""
 
     plain = True  # values only
+    operands = False  # there may be operands of a merge
     size_bytes: int | None = None  # of keys and values, if they are many: set when it is encoded, and final then
 
     @classmethod
@@ -48,6 +49,7 @@ class Rows(dict[bytes, "bytes | Operation"]):
         """Return a section of one row."""
         rows = cls()
         rows.plain = isinstance(operation, bytes)
+        rows.operands = not rows.plain and operation[0] >= MERGE
         rows[key] = operation
         return rows
 
@@ -94,6 +96,7 @@ def operate(delta: PendingDelta, partition: PartitionId, key: bytes, operation: 
     if rows is None:
         rows = sections[partition] = Rows()
     rows.plain = False  # before the row is added: an interrupt may come between any two lines
+    rows.operands = rows.operands or operation[0] >= MERGE
     older = rows.get(key)
     if operation[0] < MERGE or older is None:
         rows[key] = operation
@@ -109,9 +112,14 @@ def operate(delta: PendingDelta, partition: PartitionId, key: bytes, operation: 
 
 def _in_new_group(delta: PendingDelta, partition: PartitionId, key: bytes, operation: Operation) -> None:
     rows = Rows()
-    rows.plain = False
+    rows.plain, rows.operands = False, operation[0] >= MERGE
     rows[key] = operation
     delta.begin()[partition] = rows
+
+
+def has_operands(section: Section) -> bool:
+    """Whether a section may hold operands, which are folded onto stored rows when they are applied."""
+    return section.operands if isinstance(section, Rows) else False
 
 
 # -- bytes
@@ -177,7 +185,7 @@ def decode(payload: bytes) -> Section:
     if form == PLAIN:
         rows.update(zip(keys, values, strict=True))
     else:
-        rows.plain = False
+        rows.plain, rows.operands = False, max(kinds, default=0) >= MERGE
         rows.update(zip(keys, zip(kinds, values, expires, strict=True), strict=True))
     return rows
 

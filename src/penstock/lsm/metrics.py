@@ -50,7 +50,7 @@ def _tree_families(maintenance: Maintenance, name_of: Callable[[int], str | None
         by_tree["frozen_memtables"][key] = now.frozen_memtables
         by_tree["flush_pending"][key] = int(now.flush_pending)
         by_tree["compaction_running"][key] = maintenance.compactions_running(catalog)
-        by_tree["stall"][key] = now.stall.value
+        by_tree["tree_stall"][key] = now.stall.value
         by_tree["tree_snapshots"][key] = now.snapshots
         for level, count in enumerate(now.level_files):
             by_level["level_counts"][*key, str(level)] = count
@@ -67,7 +67,7 @@ _TREE_TEXTS = {
     "frozen_memtables": "Memtables that wait for a flush",
     "flush_pending": "1 while frozen memtables wait for a flush or are being flushed",
     "compaction_running": "Compactions that run",
-    "stall": "0 none, 1 writers slow down, 2 writers stop",
+    "tree_stall": "0 none, 1 writers slow down, 2 writers stop",
     "tree_snapshots": "Snapshots that are held",
 }
 _LEVEL_TEXTS = {"level_counts": "Sstables of a level", "level_bytes": "Bytes of the sstables of a level"}

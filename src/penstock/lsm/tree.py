@@ -190,6 +190,12 @@ class Tree:
         }
         return msgspec.structs.replace(edit, rows=rows)
 
+    @property
+    def folds_files(self) -> bool:
+        """Whether an edit with operands may read files: see `_settled`."""
+        operators = self.operators
+        return any(self._version.levels) and (operators is None or len(operators) > 1 or self.expires())
+
     def freeze(self) -> int:
         """Freeze the active memtable for the next flush; return the LSN up to which all rows are frozen."""
         with self._lock:

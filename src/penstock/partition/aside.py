@@ -6,7 +6,7 @@ even in a version that could apply it: later entries were applied without it, an
 
 One log serves the whole store; an entry is a journal record with the error in place of a condition.
 
-Thread: the dispatcher's turn guards `add`; the rest from any.
+Thread: any. `_lock` serializes changes.
 Invariants: (1) `add` returns when the entry is durable. (2) there are at most ENTRIES_MAX entries, of BYTES_MAX bytes,
 of existing tables: past that nothing is set aside, and a table that fails is paused.
 """
@@ -19,6 +19,7 @@ import msgspec
 import xxhash
 
 from penstock.errors import Backpressure, Invalid, PenstockError
+from penstock.host import threads
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId
@@ -83,6 +84,7 @@ class AsideLog:
         self._random = random
         self._identity = identity
         self._log: Log | None = None
+        self._lock = threads.lock("partition.aside")
         self._entries: tuple[tuple[int, SetAside], ...] = ()  # each with its index in the log; replaced whole
         self.digests: dict[tuple[int, int], set[bytes]] = {}  # by partition and LSN
         self.is_alive: Callable[[PartitionId], bool] = lambda partition: True  # whether its table exists
@@ -112,6 +114,10 @@ class AsideLog:
 
     def add(self, name: str, lsn: int, time_us: int, sections: Sequence[Section], error: BaseException) -> None:
         """Set sections of one partition aside, durably; `Backpressure` if the log is full."""
+        with self._lock:
+            self._add(name, lsn, time_us, sections, error)
+
+    def _add(self, name: str, lsn: int, time_us: int, sections: Sequence[Section], error: BaseException) -> None:
         size = sum(len(section.payload) for section in sections)
         alive = [entry for _, entry in self._entries if self.is_alive(PartitionId(entry.partition))]
         if len(alive) >= ENTRIES_MAX or sum(entry.size_bytes for entry in alive) + size > BYTES_MAX:
@@ -129,13 +135,15 @@ class AsideLog:
         log.sync()
         self._note(index, record)
 
-    def undo_add(self) -> None:
-        """Remove the newest entry, durably: skipping it did not help. Requires: the last call was `add`."""
-        log = self._open()
-        log.truncate_back(log.last - 1)
-        _, newest = self._entries[-1]
-        self._entries = self._entries[:-1]
-        self.digests.pop((newest.partition, newest.lsn))
+    def undo_add(self, partition: PartitionId, lsn: int) -> None:
+        """Remove an entry, durably, if it is the newest: skipping it did not help."""
+        with self._lock:
+            if not self._entries or (self._entries[-1][1].partition, self._entries[-1][1].lsn) != (partition, lsn):
+                return  # another partition's came after it: this one stays, and `holds` finds it
+            log = self._open()
+            log.truncate_back(log.last - 1)
+            self._entries = self._entries[:-1]
+            self.digests.pop((partition, lsn))
 
     def _drop_dead(self, log: Log) -> None:
         """Delete the oldest entries whose tables were dropped."""

@@ -1,12 +1,17 @@
-"""An open partition, and the entries that could not be applied to it.
+"""An open partition, and the entries that wait to be applied to it.
 
-A partition whose apply fails queues its entries in a backlog: it is retried with growing pauses, then paused. Its
-writes are then refused with its name in the error; other partitions continue; `Dispatcher.resume` lets it catch up. An
-entry that fails because of a Penstock bug, not of the disk, is set aside after as many attempts (`aside`), and the
-partition continues without it.
+An entry waits if applying it may touch files, if earlier entries wait, or if applying failed. One worker at a time
+applies the backlog (it holds the partition's `claim`), and holds no lock meanwhile. So a partition whose files hang
+keeps one worker, and nobody else: its readers and writers get an error.
 
-Thread: the one that has the dispatcher's turn.
-Invariant: an entry leaves a backlog when it is applied or set aside, and in LSN order.
+A partition whose apply fails is retried with growing pauses, then paused: its writes are refused with its name in the
+error; other partitions continue; `Dispatcher.resume` lets it catch up. An entry that fails because of a Penstock bug,
+not of the disk, is set aside after as many attempts (`aside`), and the partition continues without it.
+
+Thread: any; the dispatcher's turn guards every field of a partition, but it is never held while an entry is applied.
+Invariants: (1) an entry leaves a backlog when it is applied or set aside, and in LSN order. (2) at most one thread
+applies to a partition. (3) no entry is applied before its record is `published`: every section that only touches memory
+is in place by then. (4) `late` is True while an entry waits, and from before its write is seen elsewhere.
 """
 
 from __future__ import annotations
@@ -14,42 +19,27 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
-from penstock.errors import Backpressure, Invalid, PartitionPaused, PenstockError, Restore, RetryLater
+from penstock.errors import PartitionPaused, PenstockError, Restore, RetryLater
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import ran_out_of_space
+from penstock.host.threads import Mutex
 from penstock.journal.partitions import PartitionId
 from penstock.journal.tracker import SegmentedWatermarks
+from penstock.lsm.tree import Tree
+from penstock.partition.admission import DispatcherSettings
 from penstock.partition.aside import AsideLog, is_our_mistake
 from penstock.partition.machine import Entry, PartitionDescriptor, PartitionStateMachine
+from penstock.partition.marker import Marker
 from penstock.partition.spill import SpillLog
+from penstock.partition.workers import Workers
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, kw_only=True)
-class DispatcherSettings:
-    """Limits on entries that wait to be applied, and how often a failing partition is retried.
-
-    >>> penstock.StoreSettings(dispatcher=penstock.DispatcherSettings(operations_max=1_000)).dispatcher.operations_max
-    1000
-    """
-
-    partition_operations_max: int = 10_000  # entries that wait in one partition
-    partition_bytes_max: int = 64 << 20
-    operations_max: int = 100_000  # in all partitions
-    bytes_max: int = 256 << 20
-    attempts_max: int = 4
-    backoff_s: float = 0.1  # before the second attempt; doubled for each further one
-
-    def __post_init__(self) -> None:
-        if min(self.partition_operations_max, self.partition_bytes_max, self.operations_max, self.bytes_max) < 1:
-            raise Invalid("limits on waiting operations and bytes must be positive")
-        if self.attempts_max < 1 or self.backoff_s < 0:
-            raise Invalid("attempts_max must be at least 1 and backoff_s not negative")
+SLICE_S = 0.02  # a worker applies to one partition for that long, then to the next
+_RELEASE_ATTEMPTS = 8  # repeated interrupts must not leave a claim
 
 
 class Partition:
@@ -59,29 +49,41 @@ class Partition:
         self.descriptor = descriptor
         self.machine = machine
         self.spill = spill
-        self.backlog: deque[Entry] = deque()  # durable and not applied; empty in a healthy partition
+        self.backlog: deque[Entry] = deque()  # durable and not applied
+        self.backlog_bytes = 0
         self.highest = machine.applied
+        self.late = False  # entries wait or an apply failed: readers wait, or are refused. Read without a lock
+        self.guarded = False  # writers must ask `PartitionAdmission.admit`; read without a lock
+        self.slow_tree: Tree | None = None  # its maintenance is behind: writers are slowed. Read without a lock
+        self.claim: object | None = None  # the thread that applies the backlog
+        self.is_scheduled = False  # a worker will claim it; a hint
+        self.is_dropped = False
+        self.is_storing = False  # a checkpoint writes its files, or hangs in them
+        self.progress_s = 0.0  # when an entry was last applied or begun, or the backlog began
+        self.markers: deque[Marker] = deque()  # readers that wait, in LSN order
+        self.first_error: Exception | None = None  # of an apply that failed outside the backlog
         self.failures = 0  # consecutive
         self.failures_total = 0  # applies that failed since the partition was opened
         self.out_of_space = False  # the cause of the last failure
         self.retry_at_s = 0.0
         self.error: Exception | None = None  # of the last failure
-        self.refusal: PenstockError | None = None  # why writes are refused
-
-    @property
-    def backlog_bytes(self) -> int:
-        return sum(entry.size for entry in self.backlog)
+        self.refusal: PenstockError | None = None  # why writes are refused until `resume`
 
     @property
     def behind(self) -> PenstockError | None:
-        """Why the partition cannot be read: an acknowledged write is not applied. None if it can."""
+        """Why the partition cannot be read: an acknowledged write could not be applied. None if it can."""
         if not self.failures:
             return None
         if isinstance(self.error, Restore):
             return copy.copy(self.error)  # the caller has to restore a file: the error names it
-        name, shard = self.descriptor.name, self.descriptor.shard
+        descriptor = self.descriptor
         return self.refusal or PartitionPaused(
-            f"shard {shard} of {name} is behind after a failure ({self.error}): it is tried again"
+            f"shard {descriptor.shard} of {descriptor.name} is behind after a failure ({self.error}): it is tried "
+            "again",
+            descriptor.partition,
+            descriptor.name,
+            descriptor.shard,
+            "throttled",
         )
 
     @property
@@ -91,7 +93,7 @@ class Partition:
 
 
 class Backlogs:
-    """The backlogs of all partitions."""
+    """The backlogs of all partitions, and the threads that apply them."""
 
     def __init__(
         self,
@@ -99,45 +101,174 @@ class Backlogs:
         settings: DispatcherSettings,
         *,
         clock: Clock,
+        turn: Mutex,
         replay: Callable[[PartitionId, int, int], Iterable[Entry]],
+        published: Callable[[], int],
+        on_applied: Callable[[], None],
+        on_released: Callable[[Partition], None],
     ) -> None:
         self._aside = aside
         self._settings = settings
         self._clock = clock
+        self._turn = turn
         self._replay = replay  # the entries of a partition in the journal, from one LSN to another
+        self._published = published
+        self._on_applied = on_applied
+        self._on_released = on_released  # called, with the turn, for a dropped partition that nobody uses any more
         self.behind: set[Partition] = set()  # partitions with a backlog; emptiness is read without the turn
+        self.left: list[Partition] = []  # partitions with new entries that no thread was given yet
+        self.workers = Workers(0, clock=clock, stall_s=settings.stall_s)
+        self.moved = threads.condition("partition.moved")  # notified when a backlog gets shorter
+        self.movers = 0  # number of threads that wait for that; a hint
+        self._stopped = False  # the store is closing
+        self.operations = 0  # entries that wait in all partitions
+        self.bytes = 0
+        self.guards_all = settings.signal is not None  # whether every writer must ask
 
-    def check_room(self) -> None:
-        """Raise `Backpressure` if too many entries wait in all partitions."""
-        operations = sum(len(partition.backlog) for partition in self.behind)
-        size = sum(partition.backlog_bytes for partition in self.behind)
-        if operations >= self._settings.operations_max or size >= self._settings.bytes_max:
-            raise Backpressure(
-                f"{operations} operations ({size} bytes) wait to be applied (limit "
-                f"{self._settings.operations_max}, {self._settings.bytes_max} bytes): retry later"
-            )
+    # -- with the turn
 
     def enqueue(self, partition: Partition, entry: Entry) -> None:
-        """Add an entry that follows all others of the partition."""
+        """Add an entry that follows all others of the partition. Requires: the turn."""
         if not partition.backlog or partition.backlog[-1].lsn < entry.lsn:  # else an interrupted attempt added it
+            if not partition.backlog:
+                partition.progress_s = self._clock.monotonic_s()
+                partition.backlog_bytes = 0
+            partition.late = True  # before the entry counts as dispatched
             partition.backlog.append(entry)
+            self._count(partition, 1, entry.size)
+            settings = self._settings
+            if 2 * len(partition.backlog) >= settings.partition_operations_max or (
+                2 * partition.backlog_bytes >= settings.partition_bytes_max
+            ):
+                partition.guarded = True
         partition.highest = entry.lsn
+        self.behind.add(partition)
+        self.left.append(partition)
 
-    def add_failed(self, partition: Partition, entry: Entry, error: Exception) -> None:
-        """Add an entry whose first apply failed."""
-        self.enqueue(partition, entry)
-        self._failed(partition, error)
-        self.drain(partition, early=partition.failures > 0)  # without a failure it was set aside
+    def _count(self, partition: Partition, operations: int, size: int) -> None:
+        """Count waiting entries that came or went. Requires: the turn."""
+        partition.backlog_bytes += size
+        self.operations += operations
+        self.bytes += size
 
-    def drain(self, partition: Partition, *, early: bool | None = None) -> None:
-        """Apply the backlog until an entry fails; `early`: it is too early for the next attempt."""
-        if early is None:
-            early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
-        while partition.backlog and not early and partition.failures < self._settings.attempts_max:
+    def forget(self, partition: Partition) -> None:
+        """Forget a dropped partition. Requires: the turn."""
+        partition.is_dropped = True
+        if partition in self.behind:
+            self._count(partition, -len(partition.backlog), -partition.backlog_bytes)
+            self.behind.discard(partition)
+        if partition.claim is None:
+            self._on_released(partition)
+
+    def is_crowded(self) -> bool:
+        """Whether too many entries wait in all partitions."""
+        return self.operations >= self._settings.operations_max or self.bytes >= self._settings.bytes_max
+
+    def _end(self, partition: Partition) -> None:
+        """After a claim: record whether entries still wait. Requires: the turn."""
+        partition.claim = None
+        if partition.is_dropped:
+            self._on_released(partition)
+            return
+        if partition.backlog:
+            self.behind.add(partition)
+            partition.late = True
+        elif partition.failures and partition.machine.broken:
+            partition.late = True  # nothing waits yet, but its files are to be opened anew, and the backlog refilled
+        else:
+            self.behind.discard(partition)
+            partition.failures = partition.backlog_bytes = 0
+            partition.refusal = None
+            self._reach(partition, None)
+            partition.late = False
+            partition.guarded = self.guards_all or partition.slow_tree is not None
+        if partition.failures:
+            partition.guarded = True
+        if not self.behind:
+            self.operations = self.bytes = 0
+
+    # -- applying, without any lock
+
+    def give_out(self) -> None:
+        """Let workers apply what was left by `enqueue`."""
+        left, self.left = self.left, []
+        for partition in dict.fromkeys(left):
+            self.schedule(partition)
+
+    def schedule(self, partition: Partition) -> None:
+        """Let a worker apply the backlog soon, or this thread if there are no workers."""
+        if not self.workers.count:
+            self.drain(partition)
+        elif not partition.is_scheduled:
+            try:
+                partition.is_scheduled = True
+                self.workers.submit(lambda: self._work(partition))
+            except BaseException:
+                partition.is_scheduled = False  # an interrupt: perhaps no worker was given it
+                raise
+
+    def _work(self, partition: Partition) -> None:
+        partition.is_scheduled = False  # before the claim: an entry that comes later schedules it again
+        self.drain(partition)
+
+    def drain(self, partition: Partition) -> None:
+        """Apply the backlog until it is empty or an entry fails, unless another thread does. Requires: no lock."""
+        claim = object()
+        try:
+            with self._turn:
+                if partition.claim is None and not partition.is_dropped:
+                    partition.claim = claim
+            if partition.claim is claim:
+                self._drain(partition)
+        finally:
+            self._release(partition, claim)
+
+    def stop(self, partitions: Sequence[Partition], timeout_s: float) -> None:
+        """Let no thread begin another entry, and wait until those that are in one end it."""
+        self._stopped = True
+        with self.moved:
+            self.movers += 1
+            self.moved.wait_for(lambda: all(partition.claim is None for partition in partitions), timeout_s)
+
+    def _release(self, partition: Partition, claim: object) -> None:
+        """Return a claim, even if interrupted, and let a worker go on if entries are left."""
+        released = False
+        for _ in range(_RELEASE_ATTEMPTS):
+            try:
+                with self._turn:
+                    if partition.claim is claim:
+                        released = True
+                        self._end(partition)
+                break
+            except BaseException:
+                logger.warning("returning a partition was interrupted: trying again", exc_info=True)
+        if not released:
+            return
+        if self.movers:
+            with self.moved:
+                self.moved.notify_all()
+        self._on_applied()
+        goes_on = not partition.failures and not partition.is_dropped and not self._stopped
+        if partition.backlog and goes_on and self.workers.count:
+            self.schedule(partition)
+
+    def _drain(self, partition: Partition) -> None:
+        """Apply the backlog. Requires: the claim."""
+        early = partition.failures > 0 and self._clock.monotonic_s() < partition.retry_at_s
+        if partition.first_error is not None:
+            error, partition.first_error = partition.first_error, None
+            self._failed(partition, error)
+            early = partition.failures > 0  # otherwise it was set aside
+        end_s = self._clock.monotonic_s() + SLICE_S
+        while not early and partition.failures < self._settings.attempts_max and not partition.is_dropped:
             try:
                 if partition.failures:
                     self.renew(partition)
-                entry = partition.backlog[0]
+                entry = partition.backlog[0] if partition.backlog else None
+                self._reach(partition, entry)
+                if entry is None or entry.lsn > self._published() or self._stopped:
+                    break
+                partition.progress_s = self._clock.monotonic_s()
                 if entry.lsn > partition.machine.applied:
                     partition.machine.apply(self._applicable(partition, entry))
             except Exception as error:
@@ -146,28 +277,21 @@ class Backlogs:
                 if partition.failures:
                     break
                 continue  # it was set aside
-            partition.backlog.popleft()
-            # The partition is behind until the last entry is applied: readers must not see a state in between.
-            partition.failures, partition.out_of_space = min(partition.failures, len(partition.backlog), 1), False
-        if partition.backlog:
-            self.behind.add(partition)
-        else:
-            self.behind.discard(partition)
-            partition.failures = 0
-        self._set_refusal(partition)
+            with self._turn:
+                if partition.backlog and partition.backlog[0] is entry:
+                    partition.backlog.popleft()
+                    self._count(partition, -1, -entry.size)
+                # The partition is behind until the last entry is applied: readers must not see a state in between.
+                partition.failures, partition.out_of_space = min(partition.failures, len(partition.backlog), 1), False
+            partition.progress_s = now_s = self._clock.monotonic_s()
+            if now_s >= end_s and self.workers.count:
+                break
 
-    def _set_refusal(self, partition: Partition) -> None:
-        settings, name = self._settings, partition.descriptor.name
-        if partition.failures >= settings.attempts_max:
-            return
-        if len(partition.backlog) >= settings.partition_operations_max:
-            limit = f"{len(partition.backlog)} waiting operations (limit {settings.partition_operations_max})"
-        elif partition.backlog_bytes >= settings.partition_bytes_max:
-            limit = f"{partition.backlog_bytes} waiting bytes (limit {settings.partition_bytes_max})"
-        else:
-            partition.refusal = None
-            return
-        partition.refusal = Backpressure(f"shard {partition.descriptor.shard} of {name} has {limit}: retry later")
+    def _reach(self, partition: Partition, entry: Entry | None) -> None:
+        """Resolve the markers that stand before an entry. Requires: the claim."""
+        while partition.markers and (entry is None or partition.markers[0].lsn < entry.lsn):
+            partition.markers[0].resolve(partition.machine)
+            partition.markers.popleft()
 
     def renew(self, partition: Partition) -> None:
         """After its files failed, restart a partition from its stored state and refill the backlog from the journal."""
@@ -177,8 +301,12 @@ class Backlogs:
         number, start = partition.descriptor.partition, partition.machine.applied + 1
         entries = {entry.lsn: entry for entry in partition.spill.entries(partition.machine.stored)}
         entries.update({entry.lsn: entry for entry in self._replay(number, start, partition.highest)})
-        entries.update({entry.lsn: entry for entry in partition.backlog})  # these know their waiters
-        partition.backlog = deque(entries[lsn] for lsn in sorted(entries))
+        with self._turn:
+            entries.update({entry.lsn: entry for entry in partition.backlog})  # these know their waiters
+            before, size = len(partition.backlog), partition.backlog_bytes
+            partition.backlog = deque(entries[lsn] for lsn in sorted(entries))
+            self._count(partition, len(entries) - before, sum(entry.size for entry in partition.backlog) - size)
+            self.behind.add(partition)
 
     def _applicable(self, partition: Partition, entry: Entry) -> Entry:
         """Return the entry, or an empty one with its LSN if it was set aside, so that it counts as applied."""
@@ -203,12 +331,18 @@ class Backlogs:
         if partition.failures >= self._settings.attempts_max:
             partition.refusal = PartitionPaused(
                 f"shard {shard} of {name} is paused, because applying to it failed ({error}): "
-                f"remove the cause, then call store.resume({name!r})"
+                f"remove the cause, then call store.resume({name!r})",
+                partition.descriptor.partition,
+                name,
+                shard,
+                "paused",
             )
 
     def _set_aside(self, partition: Partition, error: Exception) -> bool:
         """Set aside the entry that failed, if the cause is a bug of ours; False: the partition must wait."""
         descriptor = partition.descriptor
+        if not partition.backlog:  # its files could not be opened anew
+            return False
         entry = partition.backlog[0]
         if not is_our_mistake(error, entry.sections):
             return False
@@ -219,7 +353,9 @@ class Backlogs:
             try:
                 partition.machine.apply(Entry(entry.lsn, entry.time_us, ()))
             except BaseException:
-                self._aside.undo_add()  # even an empty entry fails, so this entry is not the cause
+                self._aside.undo_add(
+                    descriptor.partition, entry.lsn
+                )  # even an empty entry fails, so this entry is not the cause
                 raise
         except Exception as failure:
             threads.raise_interrupt(failure)

@@ -15,8 +15,9 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
-from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PenstockError
+from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PartitionPaused, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.file_errors import ran_out_of_space
 from penstock.journal.consensus import Consensus
@@ -34,6 +35,7 @@ from penstock.partition.machine import Entry
 
 logger = logging.getLogger(__name__)
 
+STORE_WAIT_S = 60.0  # for one partition's files
 SPILL_BYTES_MAX = 16 << 20  # memory of a partition's sections: more is stored, less is spilled
 
 
@@ -119,9 +121,9 @@ class Checkpoint:
         Raises if a partition cannot store; then nothing is deleted.
         """
         for partition in self._dispatcher.partitions():
-            if not partition.machine.broken:  # a broken one is spilled
+            if self._can_store(partition):  # another is spilled
                 with suppress(NotFound, Closed):  # dropped meanwhile
-                    partition.machine.store_now()
+                    self._bounded(partition, partition.machine.store_now)
         self._store_ledger()
         self._consensus.roll()
         return self.run(everything=True)
@@ -135,7 +137,8 @@ class Checkpoint:
         tracker = self._dispatcher.tracker
         tracker.acknowledge(LEDGER, self._dispatcher.ledger.tree.stored)
         for partition in self._dispatcher.partitions():
-            partition.spill.drop_stored(partition.machine.stored)
+            if not partition.is_storing:
+                partition.spill.drop_stored(partition.machine.stored)
             tracker.acknowledge(partition.descriptor.partition, max(partition.machine.stored, partition.spill.upto))
 
     def _spill_below(self, lsn: int) -> int:
@@ -153,32 +156,59 @@ class Checkpoint:
                 if self._is_to_store(partition) and self._store(partition):
                     self._dispatcher.tracker.acknowledge(number, partition.machine.stored)
                     continue
-                partition.spill.append(self._sections_of(number, lsn))
+                entries = self._sections_of(number, lsn)
+                self._bounded(partition, partial(partition.spill.append, entries))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
+            except (WaitExpired, PartitionPaused) as error:
+                logger.error("%s: the journal keeps its records", error)
+                continue
             except Exception as error:
                 unreadable = isinstance(error, FixTheCall) or is_our_mistake(error, ())
                 if not unreadable and not ran_out_of_space(error):
                     raise
                 logger.warning("shard %d cannot be spilled (%s): the journal keeps its records", number, error)
                 continue
-            with self._dispatcher.turn:  # a row of a dropped table would stay forever
+            self._commit(partition)
+            with self._dispatcher.turn:
                 self._dispatcher.finish()
-                if self._dispatcher.known(number) is not partition:
-                    continue
-                self._commit(partition)
+                is_dropped = self._dispatcher.known(number) is not partition
+            if is_dropped:  # the row would stay forever
+                self._uncommit(partition)
+                continue
             self._dispatcher.tracker.acknowledge(number, partition.spill.upto)
             spilled += 1
         return spilled
 
     def _is_to_store(self, partition: Partition) -> bool:
         machine = partition.machine
-        return not partition.failures and (machine.stores_cheaply or machine.memory_bytes() > SPILL_BYTES_MAX)
+        return self._can_store(partition) and (machine.stores_cheaply or machine.memory_bytes() > SPILL_BYTES_MAX)
+
+    def _can_store(self, partition: Partition) -> bool:
+        """Whether storing a partition's sections is worth trying: its files answer."""
+        broken = partition.machine.broken or partition.failures or partition.is_storing
+        return not broken and not self._dispatcher.admission.is_frozen(partition)
+
+    def _bounded(self, partition: Partition, act: Callable[[], object]) -> None:
+        """Work on a partition's files, but do not wait for them without end: `WaitExpired`, and it goes on."""
+        name, shard = partition.descriptor.name, partition.descriptor.shard
+        if partition.is_storing:  # an earlier attempt has not ended
+            raise WaitExpired(f"the files of shard {shard} of {name} do not answer: retry later")
+
+        def work() -> None:
+            try:
+                act()
+            finally:
+                partition.is_storing = False
+
+        partition.is_storing = True
+        workers = self._dispatcher.backlogs.workers
+        workers.run(work, STORE_WAIT_S, f"storing shard {shard} of {name}")
 
     def _store(self, partition: Partition) -> bool:
         """Store a partition's sections; False if that fails: then they are spilled, so that the journal can shrink."""
         try:
-            partition.machine.store_now()
+            self._bounded(partition, partition.machine.store_now)
         except (NotFound, Closed):
             raise
         except (OSError, PenstockError) as error:
@@ -212,4 +242,9 @@ class Checkpoint:
         key = WalStateKey(partition.descriptor.table_id, partition.descriptor.shard)
         txn = self._manifest.begin_write()
         txn.put_wal_state(key, WalStateRecord(durable_lsn=partition.spill.upto, highest_lsn=partition.spill.upto))
+        txn.commit()
+
+    def _uncommit(self, partition: Partition) -> None:
+        txn = self._manifest.begin_write()
+        txn.delete_wal_state(WalStateKey(partition.descriptor.table_id, partition.descriptor.shard))
         txn.commit()

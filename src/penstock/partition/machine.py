@@ -68,6 +68,10 @@ class PartitionStateMachine(Protocol):
         applied. An entry without sections counts as applied and changes nothing.
         """
 
+    def in_memory(self, entry: Entry) -> bool:
+        """Whether applying an entry now neither reads nor writes a file. If unsure, False."""
+        return False
+
     @property
     def broken(self) -> bool:
         """Whether its files failed, so that only `renew` helps."""

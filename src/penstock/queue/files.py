@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -192,11 +192,12 @@ class DataWriter:
         Requires: its folder exists, and no manifest names a file of its name. `DiskFull`: a partial file may be left
         under that name, which the next attempt replaces.
         """
-        path = f"{folder}/{opening.path}"
+        path, undo = f"{folder}/{opening.path}", ExitStack()
         try:
             if fs.exists(path):  # from an attempt that ended before a manifest named it
                 fs.unlink(path)
             file = fs.create(path)
+            undo.callback(file.close)
             writer = cls(
                 file, opening, opening.position, FileIndex(every), allocate_bytes=allocate_bytes, path=opening.path
             )
@@ -208,6 +209,8 @@ class DataWriter:
             file.fsync()
             fs.fsync_dir(path.rpartition("/")[0])
         except OSError as error:
+            with suppress(OSError):
+                undo.close()
             if is_disk_full(error):
                 raise DiskFull(f"{folder} has no room for a new data file: free some space, then retry") from error
             raise

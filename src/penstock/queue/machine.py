@@ -3,7 +3,8 @@
 The queue's files are the shard's storage: applied messages are in them, and a checkpoint only syncs them. A trim moves
 the floor, below which nothing is read; files below it are deleted later, when no snapshot needs them.
 
-Thread: see `partition.machine`; `_lock` serializes apply, sync and the removal of files; any thread may read.
+Thread: see `partition.machine`; `_lock` serializes apply, sync and the removal of files; any thread may read, without
+waiting for any of these.
 Invariants: (1) `stored` is committed to the manifest after the files are synced: opening cuts the files after it.
 (2) the floor and the next sequence that are committed with it are those of the same LSN. The files may be ahead of it,
 because a roll syncs them too: a replay counts messages that the files already hold, and does not write them again.
@@ -57,9 +58,11 @@ class QueueMachine(Machine):
         self._context = context
         self._key = WalStateKey(descriptor.table_id, descriptor.shard)
         self._folder = f"{context.root}/{descriptor.folder}"
-        self._lock = threads.lock("queue.machine")
+        self._lock = threads.lock("queue.machine")  # held while files are written: no reader takes it
         self._open()
-        # Guarded by _lock: the first sequence that each snapshot may read. Weak: an unreferenced snapshot pins nothing.
+        self._pin_lock = threads.lock("queue.pins")
+        # Guarded by _pin_lock: the first sequence that each snapshot may read. Weak: an unreferenced snapshot pins
+        # nothing.
         self._pins: WeakKeyDictionary[QueueState, int] = WeakKeyDictionary()
         self._taken: list[StagedFile] = []  # guarded by _lock: files whose messages are applied but not stored
         self.changed: Callable[[], None] = _ignore  # called when there are more messages
@@ -197,19 +200,19 @@ class QueueMachine(Machine):
             state.close()
 
     def snapshot(self) -> QueueState:
-        with self._lock:
+        with self._pin_lock:
             state = QueueState(self, self._descriptor.partition, self.first, self.next)
             self._pins[state] = state.first
             return state
 
     def unpin(self, state: QueueState) -> None:
-        with self._lock:
+        with self._pin_lock:
             self._pins.pop(state, None)
 
     # -- files
 
     def is_read(self) -> bool:
-        with self._lock:
+        with self._pin_lock:
             return bool(self._pins)
 
     def memory_bytes(self) -> int:
@@ -241,7 +244,8 @@ class QueueMachine(Machine):
             if not self._collected:
                 self.queue.collect()
                 self._collected = True
-            before = min([self._visible().floor, *self._pins.values()])
+            with self._pin_lock:  # a later snapshot begins at a floor that is not below this one
+                before = min([self._visible().floor, *self._pins.values()])
             if before > self.queue.first_sequence:
                 self.queue.trim(before_sequence=before)
 

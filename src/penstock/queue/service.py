@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import CorruptionError, Invalid, OutcomeUnknown, PartitionPaused, PenstockError
+from penstock.errors import CorruptionError, Invalid, OutcomeUnknown, PartitionPaused, PenstockError, WaitExpired
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.partition.ledger import TableInfo
@@ -83,6 +83,9 @@ class QueueService:
         if answer is None:
             raise Invalid(f"a queue has no call {name!r}")
         check_request(self._info, request)
+        if name == "get":  # whoever got a message of a batch must find its other messages, too
+            for partition in self._partitions:
+                self._machine(partition)
         return answer(request)
 
     # -- messages
@@ -99,16 +102,18 @@ class QueueService:
         epoch = port.write(self._partitions[call.shard], section.put, size, message, receipt)
         port.wait_applied(epoch)  # type: ignore[attr-defined]
         puts = receipt.section
-        if puts.first is None:
-            raise self._not_numbered(call.shard)
+        if puts.first is None:  # another thread applies it
+            refusal = self._not_numbered(call.shard)
+            if puts.first is None:
+                raise refusal
         return puts.lsn, puts.first + receipt.offset
 
     def _not_numbered(self, shard: int) -> OutcomeUnknown:
-        """Return the error for a durable message that is not applied yet; `NotFound` if the queue was dropped."""
+        """Wait until a durable message is applied, and return the error if it is not; `NotFound` if it was dropped."""
         reason = "it has not applied it yet"
         try:
-            self._machine(self._partitions[shard])
-        except PartitionPaused as behind:  # not a refusal: the message is applied when the shard resumes
+            self._machine(self._partitions[shard])  # waits
+        except (PartitionPaused, WaitExpired) as behind:  # not a refusal: it is applied when the shard resumes
             reason = str(behind)
         name = self._info.name
         return OutcomeUnknown(f"a message for shard {shard} of {name} is durable and has no number yet ({reason})")

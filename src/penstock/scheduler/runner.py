@@ -194,10 +194,12 @@ class JobRunner:
 
 
 def _log_failure(lease: Lease, error: Exception) -> None:
-    if isinstance(error, WorkFailed):
+    if isinstance(error, WorkCancelled):
+        _log.info("job %d was cancelled: %s", lease.job.job_id, error)
+    elif isinstance(error, WorkFailed):
         _log.error("job %d failed on its engine:\n%s", lease.job.job_id, error.trace)
     elif isinstance(error, PenstockError):
         level = logging.INFO if isinstance(error, Closed) else logging.ERROR  # a table or the store has gone meanwhile
         _log.log(level, "job %d failed: %s", lease.job.job_id, error)
-    elif not isinstance(error, WorkCancelled):
+    else:
         _log.error("job %d failed", lease.job.job_id, exc_info=error)

@@ -52,7 +52,7 @@ RESULT_ROWS = 65_536
 AGGREGATES = pa.schema(
     [
         pa.field("labels", LABELS, nullable=False),
-        pa.field("time", TIME),  # the start of the step; null without steps
+        pa.field("time", TIME),  # the start of the step, or the year 1 if that is later; null without steps
         pa.field("value", pa.float64(), nullable=False),
     ]
 )
@@ -381,7 +381,7 @@ def _result(
     order = np.lexsort((steps, rank[numbers]))
     numbers, steps, values = rank[numbers][order], steps[order], values[order]
     maps = pa.array([[(n, v) for n, v in zip(query.by, group, strict=True) if v] for group in ordered], LABELS)
-    times = steps * query.step_us if query.step_us else None
+    times = np.maximum(steps * query.step_us, TIME_MIN) if query.step_us else None
     for start in range(0, len(values), RESULT_ROWS):
         context.check()
         some = slice(start, start + RESULT_ROWS)

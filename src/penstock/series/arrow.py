@@ -17,6 +17,7 @@ Invariant: values keep their bits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from penstock.series.labels import (
     U32,
     U64,
     VALUE_BYTES_MAX,
+    Labels,
     LabelTable,
     check_labels,
     check_name,
@@ -66,6 +68,7 @@ KEPT_CALLS = 4  # whose label columns are kept
 KEPT_ROWS_MAX = 1 << 20
 CODES_MAX = 1 << 26  # rows x names of labels, where there are more names than a series may have
 _RADIX_MAX = 1 << 62
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 # -- samples that are read
@@ -87,6 +90,8 @@ class LabelColumns:
 
     def arrays(self, rows: npt.NDArray[np.intp], counts: npt.NDArray[np.intp] | None = None) -> tuple[Any, Any]:
         """Return the metrics and the label maps of some series, each as often as `counts` says (None: once)."""
+        if len(rows) == 1 and counts is not None:
+            return _repeated(decode_labels(self._labels[rows[0]]), int(counts[0]))
         metrics: list[str] = []
         names: list[str] = []
         values: list[str] = []
@@ -107,6 +112,16 @@ class LabelColumns:
             metric, name, value = metric.take(pa.array(series)), name.take(places), value.take(places)
             offsets = repeated.astype(np.int32)
         return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
+
+
+def _repeated(labels: Labels, count: int) -> tuple[Any, Any]:
+    """Return metric and label map of one series, `count` times: a select of one series is often short."""
+    pairs = [pair for pair in labels if pair[0] != METRIC]
+    metric = pa.repeat(pa.scalar(dict(labels).get(METRIC, ""), pa.string()), count)
+    places = pa.array(np.tile(np.arange(len(pairs)), count))
+    name, value = (pa.array([pair[part] for pair in pairs], pa.string()).take(places) for part in (0, 1))
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(pairs))
+    return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
 
 
 def sample_batches(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Iterator[Any]:
@@ -164,7 +179,7 @@ class BlockMaker:
 
     def block(self, rows: Any, metric: str | None = None) -> SampleBlock | None:
         """Return the block of a table or record batch; None if it has no rows; `Invalid` if a row breaks a rule."""
-        table = _as_table(rows)
+        table = _without_index(_as_table(rows))
         columns = {name: _whole_column(table.column(index)) for index, name in enumerate(table.column_names)}
         if len(columns) != table.num_columns:
             raise Invalid("rows of a series table have two columns of one name")
@@ -219,6 +234,13 @@ def _as_table(rows: Any) -> Any:
         raise Invalid(f"write_arrow takes an Arrow table or record batch, not {in_short(rows)} ({reason})") from None
 
 
+def _without_index(table: Any) -> Any:
+    """Return rows without the columns that Arrow makes of an index of pandas that has no name."""
+    if table.schema.metadata is None or b"pandas" not in table.schema.metadata:
+        return table
+    return table.select([name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)])
+
+
 def _whole_column(column: Any) -> Any:
     if not isinstance(column, pa.ChunkedArray):
         return column
@@ -268,13 +290,13 @@ def time_column(column: Any) -> I64:
 
 
 def value_column(column: Any) -> U64:
-    """Return the bits of values as float64; `Invalid` for another type, a null or a number that is not exact."""
+    """Return the bits of values as float64, rounded where they are not exact; `Invalid` for another type or a null."""
     kind = column.type
     if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
         raise Invalid(f"the column value is {kind}: give numbers")
     _refuse_nulls(column, "value")
     try:
-        numbers = column if kind == pa.float64() else column.cast(pa.float64())
+        numbers = column if kind == pa.float64() else column.cast(pa.float64(), safe=False)
     except pa.ArrowException as error:
         raise Invalid(f"the column value does not fit float64: {_first_line(error)}") from None
     return numbers.to_numpy(zero_copy_only=False).view(np.uint64)  # type: ignore[no-any-return]
@@ -335,7 +357,7 @@ def _coded(name: str, column: Any) -> tuple[list[str], npt.NDArray[np.int64]]:
     if pa.types.is_null(kind):
         return [], np.zeros(len(column), np.int64)
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise Invalid(f"the column {in_short(name)} is {column.type}: labels are texts, so cast it to string")
+        raise Invalid(f"the column {in_short(name)} is {column.type}: labels are texts: cast it to string, or drop it")
     check_name(name)
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     if encoded.dictionary.null_count:  # a dictionary may hold a null
@@ -377,6 +399,8 @@ def _coded_map(column: Any, count: int) -> dict[str, tuple[list[str], npt.NDArra
     keys, items = (part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (column.keys, column.items))
     parents = np.repeat(np.arange(count), lengths)
     names, numbers = _coded("labels", keys)
+    if len(names) > LABELS_MAX and lengths.max() == len(names):
+        raise Invalid(f"a series has more than {LABELS_MAX} labels")
     _check_names(len(names), max(count, len(keys)))
     if len(keys) and not numbers.all():
         raise Invalid("a label has a name: no key of the map labels may be empty")

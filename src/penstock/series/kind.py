@@ -92,7 +92,8 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
         """Raise `KindMismatch` if an existing table has other options than those requested."""
         if options is not None and decode_series_options(info.options) != check_series_options(options):
             raise KindMismatch(
-                f"series table {info.name} was made with other options: {decode_series_options(info.options)}"
+                f"series table {info.name} has other options: leave options= out, or change them with alter(); "
+                f"it has {decode_series_options(info.options)}"
             )
 
     # -- sections
@@ -270,6 +271,6 @@ def _load_field(field: Any) -> Any:
         return field
     text = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text)):
-        raise Invalid(f"the column {field.name} is {kind}: labels are texts, so cast it to string")
+        raise Invalid(f"the column {field.name} is {kind}: labels are texts: cast it to string, or drop it")
     check_name(field.name)
     return field

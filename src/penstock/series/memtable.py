@@ -11,7 +11,9 @@ written before it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from penstock.lsm.memtable import Edit, Memtable, Readable
 from penstock.lsm.rows import NEVER, Row
@@ -48,11 +50,13 @@ class SeriesMemtable(Memtable):
 
     def __init__(self, lsn: int = 0) -> None:
         super().__init__(lsn)
-        self._parts: list[SamplePart] = []  # in write order
+        self._parts: list[SamplePart] = []  # in write order; none when they are grouped
+        self._grouped: dict[int, list[SamplePart]] | None = None  # by bucket, when the memtable is frozen
         self._sorted: dict[int, Contents] = {}  # by bucket; filled when the memtable is frozen
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._parts)
+        parts, grouped = self._parts, self._grouped
+        return super().__len__() + (len(parts) if grouped is None else sum(map(len, grouped.values())))
 
     def apply(self, edit: Edit) -> None:
         self._begin(edit.lsn)
@@ -70,25 +74,40 @@ class SeriesMemtable(Memtable):
 
     def merge_newer(self, newer: Memtable, now_us: int) -> None:
         if isinstance(newer, SeriesMemtable):
-            self._parts += newer._parts
+            self._parts += newer._all_parts()
         super().merge_newer(newer, now_us)
 
+    def _all_parts(self) -> Iterable[SamplePart]:
+        """Return all parts; those of a bucket are in write order."""
+        parts, grouped = self._parts, self._grouped  # in this order: see `_groups`
+        return parts if grouped is None else chain.from_iterable(grouped.values())
+
+    def _groups(self) -> dict[int, list[SamplePart]]:
+        """Return the parts by bucket. Requires: frozen."""
+        parts, grouped = self._parts, self._grouped
+        if grouped is None:
+            grouped = {}
+            for part in parts:
+                grouped.setdefault(part.bucket, []).append(part)
+            self._grouped = grouped  # before the parts go. Another reader may do the same at this moment: both have all
+            self._parts = []
+        return grouped
+
     def buckets(self) -> list[int]:
-        """Return the buckets that have samples or deletes here."""
-        return sorted({part.bucket for part in self._parts})
+        """Return the buckets that have samples or deletes here. Requires: frozen."""
+        return sorted(self._groups())
 
     def contents(self, bucket: int) -> Contents:
         """Return the samples of a bucket, sorted and distinct, and the deletes of older ones. Requires: frozen."""
         known = self._sorted.get(bucket)
         if known is None:
+            grouped = self._groups()
             floor = self.deleted_below(prefix(bucket, SAMPLES))
-            parts = [part for part in self._parts if part.bucket == bucket and part.lsn >= floor]
+            parts = [part for part in grouped.get(bucket, ()) if part.lsn >= floor]
             known = fold_columns((part.samples, part.deleted) for part in parts)
             self._sorted[bucket] = known
-            # The sorted columns replace what they were made from. Another reader may do the same for another bucket at
-            # this moment: either list is complete.
-            others = [part for part in self._parts if part.bucket != bucket]
-            self._parts = [*others, SamplePart(self.lsn_last, bucket, *known)]
+            if bucket in grouped:  # the sorted columns replace what they were made from
+                grouped[bucket] = [SamplePart(self.lsn_last, bucket, *known)]
         return known
 
     def to_flush(self, files: Readable) -> Memtable:

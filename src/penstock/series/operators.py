@@ -15,7 +15,17 @@ import numpy as np
 from pyroaring import BitMap
 
 from penstock.series.blocks import Block, encode
-from penstock.series.samples import U32, Contents, Samples, Tombstones, concat, sorted_distinct, union, without
+from penstock.series.samples import (
+    NO_TOMBSTONES,
+    U32,
+    Contents,
+    Samples,
+    Tombstones,
+    concat,
+    sorted_distinct,
+    union,
+    without,
+)
 
 _NO_RUNS = 12_346  # the cookie of a Roaring bitmap without run containers
 _SINGLE = np.dtype(  # a bitmap of one element: its container has a cardinality, less 1, of 0
@@ -42,7 +52,8 @@ def fold_columns(parts: Iterable[Contents]) -> Contents:
             samples = [without(sorted_distinct(concat(samples)), deleted)]
             deletes.append(deleted)
         samples.append(some)
-    return sorted_distinct(concat([some for some in samples if len(some)])), union(deletes)
+    gone = union(deletes) if deletes else NO_TOMBSTONES
+    return sorted_distinct(concat([some for some in samples if len(some)])), gone
 
 
 def encode_ids(ids: BitMap) -> bytes:

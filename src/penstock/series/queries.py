@@ -40,6 +40,7 @@ from penstock.series.selectors import Matcher, parse_selector
 from penstock.series.shard import SeriesShard
 
 SLICE_SAMPLES = 1 << 18  # samples of several buckets that are put together at once, about
+JOINED_SAMPLES = 65_536  # of one series, from several buckets
 SLICE_SERIES = 64  # of the first slice, divided by the number of buckets
 ALL_SHARDS = -1
 TIME_LIMIT = 1 << 62  # of computed times: their differences fit into 64 bits
@@ -181,19 +182,19 @@ class SelectedSeries:
     def _joined(self, low: int, high: int, context: QueryContext) -> Iterator[Slice]:
         """Yield the samples of the series from `low` to `high`, over all buckets."""
         parts: list[Slice] = []
+        count = 0
         for bucket, ids, rows in self._buckets:
             wanted = np.flatnonzero((rows >= low) & (rows < high))
-            if len(wanted):
-                read = self._read(bucket, ids[wanted], rows[wanted], context)
-                if high - low == 1:
-                    yield from read  # buckets ascend in time: the order is right, and nothing is held
-                else:
-                    parts += read
+            if not len(wanted):
+                continue
+            for some in self._read(bucket, ids[wanted], rows[wanted], context):
+                parts.append(some)
+                count += len(some.times)
+                if high - low == 1 and count >= JOINED_SAMPLES:
+                    yield _in_order(parts)  # buckets ascend in time: nothing that comes belongs before
+                    parts, count = [], 0
         if parts:
-            rows = np.concatenate([part.rows for part in parts])
-            order = np.argsort(rows, kind="stable")
-            times = np.concatenate([part.times for part in parts])[order]
-            yield Slice(rows[order], times, np.concatenate([part.bits for part in parts])[order])
+            yield _in_order(parts)
 
     def _read(self, bucket: int, ids: Any, rows: npt.NDArray[np.intp], context: QueryContext) -> Iterator[Slice]:
         context.check()
@@ -201,6 +202,16 @@ class SelectedSeries:
             context.check()
             if len(times):
                 yield Slice(rows[places_of(ids, found)], times, bits)
+
+
+def _in_order(parts: Sequence[Slice]) -> Slice:
+    """Return parts of which the times ascend as one, ordered by series."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.concatenate([part.rows for part in parts])
+    order = np.argsort(rows, kind="stable")
+    times, bits = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("times", "bits"))
+    return Slice(rows[order], times, bits)
 
 
 def places_of(ids: U32, found: U32) -> npt.NDArray[np.intp]:

@@ -80,8 +80,10 @@ class SeriesTable(SeriesReader, WritableTable):
         A sample replaces an earlier one of the same series and time.
         """
         try:
-            key = self._keys[(metric,) if labels is None else (metric, *labels.items())]
-        except (KeyError, TypeError, AttributeError):
+            key = self._keys.get((metric,) if labels is None else (metric, *labels.items()))
+        except (TypeError, AttributeError):  # no mapping, or what has no hash
+            key = None
+        if key is None:
             key = self._key(metric, labels)
         number = value if type(value) is float else plain_number(value)
         if durable is not None and durable is not True and durable is not False:

@@ -111,6 +111,7 @@ class Gateway:
             wire.CompactTable: self._compact,
             wire.CheckStore: self._check,
             wire.ResumeTable: self._resume,
+            wire.WaitFor: self._wait_for,
             wire.StageFiles: self._stage,
             wire.SendFile: self._send_file,
             wire.AskToken: self._ask_token,
@@ -160,7 +161,7 @@ class Gateway:
 
     def _activity_of(self, request: wire.Request, rights: Rights) -> tuple[str, bool]:
         """Return which budget a request counts against, and whether the owner must not yield before its answer."""
-        if isinstance(request, wire.AwaitView):
+        if isinstance(request, (wire.AwaitView, wire.WaitFor)):
             return WAITING, False
         if not isinstance(request, wire.CallService):
             return WRITING if isinstance(request, _WRITES) else READING, isinstance(request, _BINDS)
@@ -266,6 +267,12 @@ class Gateway:
 
     def _check(self, _: wire.CheckStore, work: Work) -> list[Trouble]:
         return self._visible(self._store.check(), work.rights)
+
+    def _wait_for(self, request: wire.WaitFor, work: Work) -> int:
+        if len(request.tables) > wire.KEYS_MAX or not 0 <= request.timeout_s <= wire.WAIT_S_MAX:
+            raise Invalid(f"a wait names at most {wire.KEYS_MAX} tables, and lasts 0 to {wire.WAIT_S_MAX:g} s")
+        infos = [self._table(self._port, table, 0, READ, work.rights) for table in request.tables]
+        return self._port.wait_for(request.lsn, infos, request.timeout_s)
 
     def _resume(self, request: wire.ResumeTable, work: Work) -> list[Trouble]:
         work.rights.check(ADMIN, check_name(request.name))

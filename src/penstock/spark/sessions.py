@@ -81,13 +81,39 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
     settings |= {key.replace("__", "."): value for key, value in conf.items()}
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with _no_orphan():
+        spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     mute_accumulators(spark)
     from penstock.spark.format import register
 
     register(spark)
     return spark
+
+
+@contextmanager
+def _no_orphan() -> Iterator[None]:
+    """End the JVM that Spark starts in the block if that is interrupted before Spark has it: it would stay for ever."""
+    from pyspark import SparkContext, java_gateway
+
+    module: Any = java_gateway
+    popen, started = module.Popen, list[Any]()
+
+    def start(*arguments: Any, **more: Any) -> Any:
+        started.append(popen(*arguments, **more))
+        return started[-1]
+
+    module.Popen = start
+    try:
+        yield
+    except BaseException:
+        for process in started:
+            if SparkContext._gateway is None:
+                process.kill()
+                process.wait()
+        raise
+    finally:
+        module.Popen = popen
 
 
 @contextmanager

@@ -56,12 +56,18 @@ def submit_if(
     """Append a group if its rows are as expected, else raise the error of the first that is not."""
     deadline_s, group.judged = clock.monotonic_s() + JUDGE_S, True
     while True:
+        unused = _is_unused(dispatcher, token)
+        # This may wait for late shards, which nobody may do with the turn.
+        rows = _by_shard(expectations if unused else (), machine_of)
         try:
             with dispatcher.turn:
                 dispatcher.finish()
-                unused = token is None or dispatcher.ledger.token_verdict(*token) is Verdict.ACCEPTED
-                rows = _by_shard(expectations if unused else (), machine_of)
-                if not _touches(coordinator, rows):
+                if unused and not _is_unused(dispatcher, token):
+                    unused, rows = False, {}
+                are_late = _are_late(dispatcher, rows)
+                if are_late and clock.monotonic_s() >= deadline_s:
+                    raise _too_late()
+                if not are_late and not _touches(coordinator, rows):
                     if unused:
                         _judge(expectations, rows)
                     return coordinator.write_into(_add_untouched, size, group, coordinator, rows, 0.0)
@@ -71,6 +77,16 @@ def submit_if(
             if clock.monotonic_s() >= deadline_s:
                 raise
         _wait_for_others(coordinator, deadline_s - clock.monotonic_s())
+
+
+def _is_unused(dispatcher: Dispatcher, token: tuple[str, int] | None) -> bool:
+    return token is None or dispatcher.ledger.token_verdict(*token) is Verdict.ACCEPTED
+
+
+def _are_late(dispatcher: Dispatcher, rows: KeysOfShards) -> bool:
+    """Whether a write to one of the shards is dispatched and not applied."""
+    shards = map(dispatcher.known, rows)
+    return any(shard is None or shard.late for shard in shards)
 
 
 def _by_shard(expectations: Sequence[Expectation], machine_of: Callable[[PartitionId], Machine]) -> KeysOfShards:
@@ -113,14 +129,18 @@ def _add_untouched(delta: PendingDelta, group: PendingGroup, coordinator: Any, r
     delta.add(group)
 
 
+def _too_late() -> Backpressure:
+    return Backpressure(
+        f"other writes to these rows were not applied within {JUDGE_S:g} s, nothing was written: retry later"
+    )
+
+
 def _wait_for_others(coordinator: Coordinator, left_s: float) -> None:
     """Wait until all writes so far are applied, so that their rows can be judged."""
     try:
         coordinator.wait_applied(None, max(0.0, left_s))
     except WaitExpired:
-        raise Backpressure(
-            f"other writes to these rows were not applied within {JUDGE_S:g} s, nothing was written: retry later"
-        ) from None
+        raise _too_late() from None
     except OutcomeUnknown as error:  # of the other writes: this one was never in the journal
         if isinstance(error.__cause__, Closed):
             raise Closed(str(error.__cause__)) from error

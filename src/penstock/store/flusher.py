@@ -189,7 +189,7 @@ class StoreFlusher:
             raise error
 
     def apply(self, flushed: Flushed) -> int:
-        """Dispatch the records; return the LSN up to which everything is applied."""
+        """Dispatch the records; return the LSN up to which everything is applied, or late: see `Dispatcher`."""
         began_s = self._monotonic_s()
         for flushed_record in flushed.records:
             record, lsn, decoded = flushed_record.record, flushed_record.lsn, flushed_record.decoded

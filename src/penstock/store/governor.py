@@ -1,9 +1,9 @@
 """Keeps the memtables within their share of memory, and stops writers before they exceed it.
 
 Applied bytes are counted; every few megabytes the sizes of the memtables are added up. When the growing ones hold too
-much, the largest is frozen and flushed early. When all of them together hold too much, or a tree stalls its writers,
-the coordinator makes new writes wait until a flush or a compaction ends. Writes accepted before are applied: an apply
-never waits for memory, because its whole batch and every later one would wait too.
+much, the largest is frozen and flushed early. When all of them together hold too much, the coordinator makes new writes
+wait until a flush or a compaction ends. When one tree is slow, only its own writers are slowed, then wait. Writes
+accepted before are applied: an apply never waits for memory.
 
 Thread: `applied` by the thread that applies; `rebalance` by any. `_lock` keeps two checks consistent.
 Invariant: while writes are held, a flush or a compaction is queued or running, and its end checks again.
@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.host import threads
+from penstock.lsm.catalog import Catalog
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_settings import Stall
+from penstock.partition.ledger import LEDGER_TABLE
 from penstock.store.flusher import Coordinator
 
 GROWING_PART = 8  # growing memtables may hold 1/8 of the memory
@@ -34,12 +36,16 @@ class MemoryGovernor:
         memory_bytes_max: int,
         rows_bytes_max: int,
         flush_soon: Callable[[Tree], None],
+        press: Callable[[int, int, Tree | None], None],
     ) -> None:
+        """`press(table, shard, tree)` slows the writers of a shard whose tree is slow; None: it is not any more."""
         self._maintenance = maintenance
         self._coordinator = coordinator
         self._growing_bytes_max = memory_bytes_max // GROWING_PART
         self._rows_bytes_max = rows_bytes_max
         self._flush_soon = flush_soon
+        self._press = press
+        self._pressed: set[tuple[int, int]] = set()  # guarded by _lock: shards with slow trees
         self._lock = threads.lock("store.governor")
         self._held = False  # guarded by _lock
         self._unseen_bytes = 0  # applied since the last check; by the thread that applies
@@ -55,28 +61,38 @@ class MemoryGovernor:
 
     def rebalance(self) -> None:
         """Check the limits: flush early, hold writes back, or release them."""
-        trees = [tree for tree, _ in self._maintenance.trees()]
+        known = self._maintenance.trees()
+        trees = [tree for tree, _ in known]
         growing = {tree: tree.growing_bytes() for tree in trees}
         if sum(growing.values()) > self._growing_bytes_max:
             largest = max(trees, key=lambda tree: growing[tree])
             largest.freeze()
             self._flush_soon(largest)
         with self._lock:
-            reason = self._reason(trees)
+            self._press_slow(known)
+            reason = self._reason(known)
             if reason is not None or self._held:
                 self._held = reason is not None
                 self._coordinator.hold(reason)
         if reason is not None and trees:
             self._flush_soon(max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes()))
 
-    def _reason(self, trees: list[Tree]) -> str | None:
-        """Return why writes must wait; None if they need not."""
-        rows_bytes = sum(tree.memory_bytes() for tree in trees)
+    def _press_slow(self, known: list[tuple[Tree, Catalog]]) -> None:
+        """Slow the writers of slow trees, and no others. Requires: _lock."""
+        slow = {(catalog.db_id, catalog.shard): tree for tree, catalog in known if tree.stall()[0] is not Stall.NONE}
+        for table, shard in self._pressed | slow.keys():
+            self._press(table, shard, slow.get((table, shard)))
+        self._pressed = set(slow)
+
+    def _reason(self, known: list[tuple[Tree, Catalog]]) -> str | None:
+        """Return why all writes must wait; None if they need not."""
+        rows_bytes = sum(tree.memory_bytes() for tree, _ in known)
         if rows_bytes > self._rows_bytes_max:
             return f"{rows_bytes:,} bytes of rows are in no file yet (limit {self._rows_bytes_max:,})"
-        for tree in trees:
+        for tree, catalog in known:
             level, why = tree.stall()
             if level is Stall.STOP:
                 tree.wake_maintenance()
-                return why
+                if catalog.db_id == LEDGER_TABLE:  # every record writes to it
+                    return why
         return None

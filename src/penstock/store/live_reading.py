@@ -54,13 +54,13 @@ class LiveReading(MomentReading):
             return self._dispatcher.partition(partition)
 
     def machine(self, partition: PartitionId) -> Machine:
-        """Return the state machine of a shard; raises if the shard is behind the journal."""
+        """Return the state machine of a shard with every record dispatched so far; raises if it cannot have them."""
         known = self._known(partition)
-        if known is not None and not known.failures:
+        if known is not None and not known.late:
             return known.machine  # type: ignore[return-value]
         shard = self._partition(partition)
-        if shard.failures and (behind := shard.behind) is not None:
-            raise behind
+        if shard.late:
+            self._dispatcher.catch_up(shard, timeout_s=WAIT_S)
         return shard.machine  # type: ignore[return-value]
 
     def opened(self, partition: PartitionId) -> Machine | None:
@@ -83,13 +83,13 @@ class LiveReading(MomentReading):
         try:
             if self._dispatcher.torn:
                 with self._dispatcher.turn:
-                    self._dispatcher.finish()
-                    stored = self._lookup(partition, key)
+                    self._dispatcher.finish()  # from here on every table has the batch, or is late
+                stored = self._lookup(partition, key)
             elif layers.deltas or pending.groups:
                 stored = self._lookup(partition, key)
             else:  # nothing waits, so what is applied is all there is
                 known = self._known(partition)
-                machine: Any = self.machine(partition) if known is None or known.failures else known.machine
+                machine: Any = self.machine(partition) if known is None or known.late else known.machine
                 stored = machine.get(key)
         except Exception:
             self._check_usable()  # files that were closed meanwhile raise anything
@@ -101,7 +101,7 @@ class LiveReading(MomentReading):
     def _lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         layers = self._coordinator.layers
         known = self._known(partition)
-        machine: Any = self.machine(partition) if known is None or known.failures else known.machine
+        machine: Any = self.machine(partition) if known is None or known.late else known.machine
         if layers.deltas or layers.pending.groups:
             waiting = [part for delta in (layers.pending, *layers.deltas) for part in delta.sections(partition)]
             if any(machine.touches(part, key) for _, part in waiting):
@@ -128,20 +128,20 @@ class LiveReading(MomentReading):
     def snapshot_of(self, partitions: Sequence[PartitionId], *, own: bool = True) -> SnapshotPort:
         """Return shards as of one LSN; with `own`, overlaid with this process's writes that are not applied yet."""
         self._check_usable()
-        machines = [self.machine(partition) for partition in partitions]
-        waiting: list[list[Any]] = [[] for _ in partitions]
-        with self._dispatcher.turn:
-            self._dispatcher.finish()
-            deltas = self._coordinator.seal_pending().deltas if own else ()
-            lsn, time_us = self._dispatcher.published, self.time_us()
-            states = [machine.snapshot() for machine in machines]
-            for machine, partition, some in zip(machines, partitions, waiting, strict=True):
-                some += [
-                    part
-                    for delta in reversed(deltas)
-                    for group, part in reversed(delta.sections(partition))
-                    if group.lsn is None or group.lsn > machine.applied
-                ]
+        shards = [self._partition(partition) for partition in partitions]
+        lsn, states, (deltas, time_us) = self._dispatcher.freeze(
+            shards, lambda _: (self._coordinator.seal_pending().deltas if own else (), self.time_us()), WAIT_S
+        )
+        machines: list[Any] = [shard.machine for shard in shards]
+        waiting = [
+            [
+                part
+                for delta in reversed(deltas)
+                for group, part in reversed(delta.sections(partition))
+                if group.lsn is None or group.lsn > lsn
+            ]
+            for partition in partitions
+        ]
         views = {
             partition: machine.overlay(state, some, time_us) if some else state
             for partition, machine, state, some in zip(partitions, machines, states, waiting, strict=True)
@@ -159,13 +159,27 @@ class LiveReading(MomentReading):
     def applied_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of keys as every process sees them, all at one LSN."""
         self._check_usable()
-        with self._dispatcher.turn:
-            self._dispatcher.finish()
-            return list(map(self.machine(partition).get, keys))
+        if len(keys) == 1:
+            with self._dispatcher.turn:
+                self._dispatcher.finish()  # a batch that another read has seen in part is applied by now
+            return [self.machine(partition).get(keys[0])]
+        moment = self.snapshot_of([partition], own=False)
+        try:
+            return moment.lookup_many(partition, keys)
+        finally:
+            moment.close()
 
     def applied_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
         """Return the value of a key, as every process sees it, and the LSN of its row."""
         self._check_usable()
+        machine = self.machine(partition)  # waits, which nobody may do with the turn
         with self._dispatcher.turn:
             self._dispatcher.finish()
-            return self.machine(partition).row(key)
+            known = self._known(partition)
+            if known is not None and not known.late:
+                return machine.row(key)
+        moment = self.snapshot_of([partition], own=False)
+        try:
+            return moment.lookup_row(partition, key)
+        finally:
+            moment.close()

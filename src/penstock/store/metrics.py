@@ -99,7 +99,7 @@ class StoreMeter:
             (one.descriptor.name, str(one.descriptor.shard)): one.failures_total for one in self._dispatcher.opened()
         }
         yield counter("partition_apply_failures", "Applies that failed, each of which is retried", failures, labels)
-        floor = applied_floor(self._dispatcher, found)
+        floor = applied_floor(self._dispatcher, found, self._dispatcher.published)
         yield gauge("global_applied_floor", "The LSN up to which every partition has applied all records", floor)
 
     def _admission(self) -> Iterable[MetricFamily]:

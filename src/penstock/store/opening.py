@@ -100,6 +100,7 @@ class OpenedParts(Tables):
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
         self._started = False  # background threads run
+        self._recovered = False  # every record of the journal was dispatched
         self.metrics = Metrics(self._check_usable)
         self._tracer = None if settings.trace is None else Tracer(settings.trace, self._clock)
         memory.map_large_blocks()
@@ -107,7 +108,7 @@ class OpenedParts(Tables):
         try:
             make_dirs(fs, self.path)
             self._lock = fs.lock(f"{self.path}/LOCK")
-            self._parts.callback(self._lock.release)
+            self._parts.callback(self._release_lock)
             self._fs = owner_file_system(fs, self._lock)
             self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
             self.identity = load_identity(self._fs, self.path, random)
@@ -192,6 +193,7 @@ class OpenedParts(Tables):
             aside=self._aside,
             journal=self._records,
             settings=settings.dispatcher,
+            on_applied=self._notify_applied,
         )
         self._staging = Staging(
             self._manifest,
@@ -233,6 +235,7 @@ class OpenedParts(Tables):
             memory_bytes_max=settings.memory_bytes_max,
             rows_bytes_max=settings.rows_bytes_max,
             flush_soon=self._flush_soon,
+            press=self._dispatcher.press,
         )
         self._port = LocalPort(
             self._coordinator,
@@ -341,6 +344,7 @@ class OpenedParts(Tables):
             self._staging.name_all(section for group in record.groups for section in group.sections)
             self._dispatcher.dispatch(record, lsn)
             self._after_apply(len(body))
+        self._recovered = True
         self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
         self._space.begin()
@@ -372,6 +376,7 @@ class OpenedParts(Tables):
         )
         if not self.settings.background:
             return
+        self._dispatcher.start_workers()
         self._coordinator.start()
         for task in tree_tasks(self._maintenance, self._collector):
             self._scheduler.register(task)
@@ -424,6 +429,11 @@ class OpenedParts(Tables):
         with suppress(Closed):  # the next call covers this one too
             self._port.submit(group, 64)
 
+    def _notify_applied(self) -> None:
+        """Tell listeners that waiting entries of a partition were applied."""
+        if self._recovered and self._port.listeners:
+            self._port.applied()
+
     def _after_apply(self, size: int) -> None:
         """Wake waiters for records; every few megabytes, check memory and disk space."""
         if self._port.listeners:
@@ -466,6 +476,7 @@ class OpenedParts(Tables):
             self._port.close()
         finally:
             self._coordinator.shutdown()
+        self._dispatcher.await_all(self.settings.coordinator.shutdown_timeout_s)
         if not self.read_only and self._has_folder():
             self._trimmer.at_close()
             self._meter.save_at_close()
@@ -478,6 +489,13 @@ class OpenedParts(Tables):
         except Closed:
             return False
         return True
+
+    def _release_lock(self) -> None:
+        """Release the folder, unless a thread hangs in its files: what that writes later must not meet a new owner."""
+        if self._recovered and (hanging := self._dispatcher.hanging):
+            names = ", ".join(sorted({partition.descriptor.name for partition in hanging}))
+            raise Poisoned(f"the files of {names} do not answer: {self.path} stays locked until this process ends")
+        self._lock.release()
 
     def _close_parts(self, failure: BaseException | None) -> None:
         """Close every part. Raises the first error; if there is a `failure` already, adds a note to that instead."""

@@ -7,12 +7,13 @@ Thread: any.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from penstock.coordinator import Acknowledgement, Epoch
-from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError
+from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError, WaitExpired
 from penstock.feeds import check_condition
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -119,7 +120,7 @@ class LocalPort(LiveReading):
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         known = self._known(partition)
-        if known is None or known.refusal is not None or self.read_only is not None:
+        if known is None or known.guarded or self.read_only is not None:
             self._admit(partition, insert, a, b)
         return self._write_into(insert, size, partition, a, b)
 
@@ -222,6 +223,26 @@ class LocalPort(LiveReading):
 
     def flush(self, epoch: int | None, timeout_s: float = WAIT_S, *, table: int | None = None) -> Acknowledgement:
         return self._coordinator.wait_applied(epoch, timeout_s)
+
+    def wait_for(self, lsn: int, tables: Sequence[TableInfo], timeout_s: float = WAIT_S) -> int:
+        """Wait until tables have applied every record up to an LSN; return the LSN that all of them have reached."""
+        self._check_usable()
+        deadline_s, moved = self.clock.monotonic_s() + timeout_s, threading.Event()
+        stop_listening = self.on_applied(moved.set)
+        try:
+            while self._dispatcher.published < lsn:
+                self._check_usable()
+                left_s = deadline_s - self.clock.monotonic_s()
+                if left_s <= 0:
+                    raise WaitExpired(
+                        f"record {lsn} was not applied within {timeout_s:g} s (the last is "
+                        f"{self._dispatcher.published}): wait again"
+                    )
+                moved.wait(min(left_s, 1.0))
+                moved.clear()
+        finally:
+            stop_listening()
+        return self._dispatcher.wait_for(lsn, tables, deadline_s - self.clock.monotonic_s())
 
     @property
     def failure(self) -> BaseException | None:

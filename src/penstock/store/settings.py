@@ -15,7 +15,7 @@ from penstock.kinds import Kind
 from penstock.log import LogSettings
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.tree_settings import TreeSettings
-from penstock.partition.backlog import DispatcherSettings
+from penstock.partition.admission import DispatcherSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.registry import check_settings
 from penstock.store.tracing import WriteStage

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.errors import PartitionPaused
 from penstock.host.clock import Clock
 from penstock.journal.consensus import Consensus
 from penstock.partition.backlog import Partition
@@ -51,7 +50,7 @@ class StoreStatistics:
     """A store at one moment.
 
     >>> now = store.statistics()
-    >>> now.applied_epoch <= now.durable_epoch <= now.last_epoch, now.global_applied_floor == now.durable_lsn
+    >>> now.applied_epoch <= now.durable_epoch <= now.last_epoch, now.global_applied_floor <= now.durable_lsn
     (True, True)
     """
 
@@ -78,17 +77,8 @@ class StoreStatistics:
     partitions: tuple[PartitionStatistics, ...]  # those that are open, by table and shard
 
 
-def partition_state(partition: Partition) -> _State:
-    """Return what a partition does with writes."""
-    if isinstance(partition.refusal, PartitionPaused):
-        return "paused"
-    if partition.refusal is not None:
-        return "throttled"
-    return "frozen" if partition.failures else "active"
-
-
-def partition_statistics(partition: Partition, published: int, now_us: int) -> PartitionStatistics:
-    """Return the statistics of a partition; `published` is the LSN up to which records were applied."""
+def partition_statistics(partition: Partition, state: _State, published: int, now_us: int) -> PartitionStatistics:
+    """Return the statistics of a partition; `published` is the LSN up to which records were dispatched."""
     waiting, descriptor = list(partition.backlog), partition.descriptor
     applied = partition.machine.applied
     stored, highest = min(partition.machine.stored, applied), max(partition.highest, applied)
@@ -97,7 +87,7 @@ def partition_statistics(partition: Partition, published: int, now_us: int) -> P
         table=descriptor.name,
         shard=descriptor.shard,
         kind=descriptor.kind,
-        state=partition_state(partition),
+        state=state,
         stored=stored,
         applied=applied,
         durable=highest,
@@ -113,7 +103,8 @@ def partition_statistics(partition: Partition, published: int, now_us: int) -> P
 def all_partitions(dispatcher: Dispatcher, clock: Clock) -> list[PartitionStatistics]:
     """Return the statistics of every open partition, by table and shard."""
     published, now_us = dispatcher.published, max(clock.time_us(), dispatcher.ledger.tree.time_us)
-    found = [partition_statistics(partition, published, now_us) for partition in dispatcher.opened()]
+    state = dispatcher.admission.state
+    found = [partition_statistics(one, state(one).value, published, now_us) for one in dispatcher.opened()]
     return sorted(found, key=lambda one: (one.table, one.shard))
 
 
@@ -135,7 +126,7 @@ def store_statistics(
         needed_from=max(first, dispatcher.tracker.needed_from(published)),
         durable_lsn=int(consensus.committed),
         applied_lsn=published,
-        global_applied_floor=applied_floor(dispatcher, partitions),
+        global_applied_floor=applied_floor(dispatcher, partitions, published),
         writes=writing.writes,
         written_bytes=writing.written_bytes,
         pending_bytes=writing.pending_bytes,
@@ -149,6 +140,6 @@ def store_statistics(
     )
 
 
-def applied_floor(dispatcher: Dispatcher, partitions: Iterable[PartitionStatistics]) -> int:
-    """Return the LSN up to which every partition, open or not, has applied all records."""
-    return min([dispatcher.published, dispatcher.unopened_floor(), *(one.applied_global for one in partitions)])
+def applied_floor(dispatcher: Dispatcher, partitions: Iterable[PartitionStatistics], published: int) -> int:
+    """Return the LSN, at most `published`, up to which every partition, open or not, has applied all records."""
+    return min([published, dispatcher.unopened_floor(), *(one.applied_global for one in partitions)])

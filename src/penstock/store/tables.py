@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
 from penstock.coordinator import Acknowledgement
 from penstock.errors import Invalid, NotFound
 from penstock.kinds import SnapshotReading, partitions_of
+from penstock.kinds.changes import ChangeOptions
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.queue.options import Retention
@@ -22,6 +24,7 @@ from penstock.registry import QUEUE, check_name, find_kind, kind_named, known_ki
 from penstock.store.batch import StoreBatch
 from penstock.store.kv_tables import KvOfSnapshot, KvOfStore
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
+from penstock.store.naming import check_feed
 from penstock.store.statistics import StoreStatistics
 from penstock.store.views import StoreSubscription
 
@@ -94,19 +97,21 @@ class Tables(KvOfStore):
         metric: Metric | None = None,
         shards: int = 1,
         create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> VectorTable:
         """Return a vector table; create it if it does not exist, unless `create=False` (`NotFound`).
 
         `dimensions` (of a new table) and `metric` (cosine by default, dot or euclidean) are fixed for a table; they may
-        be omitted for an existing one.
+        be omitted for an existing one. With `changes` (True, or a `ChangeOptions`), a new table has a change feed.
         """
         info, kind = self._find(check_name(name)), vector_kind()
         if info is None or dimensions is not None:
-            options = kind.options(dimensions, metric) if flag(create, "create") else b""
+            options = kind.options(dimensions, metric, changes) if flag(create, "create") else b""
         else:
             options = info.options
         info = self._table(name, kind, shards, options, create=create)
         kind.check_made(info, dimensions, metric)
+        check_feed(info, kind, changes)
         return kind.table(self._port, info, durable=self._durable)
 
     def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
@@ -156,6 +161,30 @@ class Tables(KvOfStore):
         """Wait until all writes up to `epoch` are durable; None or 0 means all writes so far."""
         self._check_writable()
         return self._port.flush(check_epoch(epoch), seconds(timeout_s, "timeout_s", math.inf))
+
+    def wait_for(self, lsn: int, *, tables: Iterable[str] | None = None, timeout_s: float = 60.0) -> int:
+        """Wait until tables have applied every record up to `lsn`; None means all tables. Return the LSN they reached.
+
+        A snapshot taken next holds these records. `WaitExpired` after `timeout_s`; `PartitionPaused` at once if one of
+        the tables is paused or frozen.
+
+        >>> lsn = store.queue("events").append(b"e").lsn
+        >>> store.wait_for(lsn, tables=["events"], timeout_s=10.0) >= lsn
+        True
+        """
+        self._check_usable()
+        lsn = whole(lsn, "lsn", 0, (1 << 63) - 1)
+        if isinstance(tables, (str, bytes)):
+            raise Invalid(f"tables is a list of names, not {in_short(tables)}: give [{in_short(tables)}]")
+        names = None if tables is None else [check_name(name) for name in tables]
+        infos = self._port.tables() if names is None else [self._existing(name) for name in names]
+        return self._port.wait_for(lsn, infos, seconds(timeout_s, "timeout_s", math.inf))
+
+    def _existing(self, name: str) -> TableInfo:
+        info = self._find(name)
+        if info is None:
+            raise self._unknown(name)
+        return info
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
         """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""

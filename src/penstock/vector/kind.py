@@ -31,11 +31,13 @@ from penstock.kinds import (
     Serviced,
     partitions_of,
 )
+from penstock.kinds.changes import ChangeOptions, Changing
 from penstock.manifest.records import JobKind
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingGroup
 from penstock.partition.reference import StagedFile
+from penstock.vector.changes import change_schema, read_changes
 from penstock.vector.indexing import IndexPlan, is_due, plan_index
 from penstock.vector.keys import scan_key
 from penstock.vector.machine import VectorMachine, open_vector_machine
@@ -58,7 +60,7 @@ from penstock.vector.service import SEARCH, VectorService, check_search_call
 from penstock.vector.table import VectorTable, split_rows
 
 
-class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):
+class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced, Changing):
     """The kind `vector`."""
 
     name = "vector"
@@ -68,9 +70,21 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):
     read_only_calls = frozenset({SEARCH})
     repeatable_calls = frozenset({SEARCH})
 
-    def options(self, dimensions: int | None, metric: str | None) -> bytes:
+    def options(self, dimensions: int | None, metric: str | None, changes: bool | ChangeOptions = False) -> bytes:
         """Return the encoded options of a new table; `Invalid` if they are not options."""
-        return encode_vector_options(vector_options(dimensions, metric))
+        return encode_vector_options(vector_options(dimensions, metric, changes))
+
+    def change_options(self, options: bytes) -> ChangeOptions | None:
+        return decode_vector_options(options).changes
+
+    def change_schema(self, options: bytes) -> Any:
+        return change_schema(decode_vector_options(options))
+
+    def read_changes(self, data: bytes, options: bytes) -> tuple[Any, Any]:
+        return read_changes(data, decode_vector_options(options))
+
+    def nothing(self) -> VectorSection:
+        return VectorSection()
 
     def check_made(self, info: TableInfo, dimensions: int | None, metric: str | None) -> None:
         """Raise `KindMismatch` if an existing table has other options than those requested."""
@@ -78,7 +92,7 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced):
         wanted = vector_options(
             made.dimensions if dimensions is None else dimensions, made.metric if metric is None else metric
         )
-        if wanted != made:
+        if (wanted.dimensions, wanted.metric) != (made.dimensions, made.metric):
             raise KindMismatch(
                 f"vector table {info.name} has {made.dimensions} dimensions and the metric {made.metric}: leave "
                 "dimensions= and metric= out"

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 
 from penstock.errors import CorruptionError
 from penstock.kinds import ALL_LATER, TreeMachine, Waiting
+from penstock.kinds.changes import Feed, open_feed
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Edit
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry, PartitionDescriptor, readable
+from penstock.vector.changes import record_changes
 from penstock.vector.draft import VectorDraft
 from penstock.vector.keys import DICTIONARY
 from penstock.vector.live import IndexBudget, LiveIndex
@@ -39,7 +41,9 @@ def open_vector_machine(
     """Open the state machine of a shard; the kernels of a store may take `memory_bytes_max` together."""
     budget = _budgets.setdefault(maintenance, IndexBudget(memory_bytes_max))
     tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
-    return VectorMachine(tree, maintenance, descriptor, decode_vector_options(options), budget)
+    decoded = decode_vector_options(options)
+    feed = None if decoded.changes is None else open_feed(maintenance, descriptor, tree, decoded.changes)
+    return VectorMachine(tree, maintenance, descriptor, decoded, budget, feed=feed)
 
 
 class VectorMachine(TreeMachine):
@@ -52,8 +56,10 @@ class VectorMachine(TreeMachine):
         descriptor: PartitionDescriptor,
         options: VectorOptions,
         budget: IndexBudget | None = None,
+        *,
+        feed: Feed | None = None,
     ) -> None:
-        super().__init__(tree, maintenance, descriptor)
+        super().__init__(tree, maintenance, descriptor, feed)
         self.options = options
         self.live = LiveIndex(options, tree.snapshot, budget)
         self._prepared: tuple[VectorDraft, Edit] | None = None  # until it is applied and taken in
@@ -71,6 +77,8 @@ class VectorMachine(TreeMachine):
             self._finish()  # an interrupt came between its edit and its end
         if self._prepared is None:
             sections = entry.decoded or [readable(decode_section, part.payload) for part in entry.sections]
+            if self.feed is not None and self.feed.lacks(entry.lsn):
+                record_changes(self.feed, self.tree, self.options, entry, sections)
             draft = self._draft(self.tree.view, sections, entry.lsn)
             self._prepared = draft, draft.edit(entry.time_us)
         if entry.lsn > self.tree.lsn:
@@ -105,7 +113,9 @@ class VectorMachine(TreeMachine):
     # -- reading
 
     def snapshot(self) -> VectorState:
-        return VectorState(self._descriptor.partition, self.tree.snapshot(), self.options, self.live)
+        rows = self.tree.snapshot()
+        feed = None if self.feed is None else self.feed.snapshot(rows.lsn)
+        return VectorState(self._descriptor.partition, rows, self.options, self.live, feed)
 
     def overlay(self, state: VectorState, sections: Sequence[VectorSection], time_us: int) -> VectorState:
         draft = VectorDraft(self.options, state.snapshot, ALL_LATER)

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.arguments import in_short, whole
 from penstock.errors import CorruptionError, Invalid
+from penstock.kinds.changes import ChangeOptions, change_options
 
 Metric: TypeAlias = Literal["cosine", "dot", "euclidean"]
 METRICS: tuple[str, ...] = get_args(Metric)
@@ -24,6 +25,7 @@ class VectorOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     dimensions: int = DIMENSIONS_DEFAULT
     metric: Metric = "cosine"
+    changes: ChangeOptions | None = None  # of its change feed, if it has one
 
     def __post_init__(self) -> None:
         whole(self.dimensions, "dimensions of a vector table", 1, DIMENSIONS_MAX)
@@ -39,18 +41,19 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(VectorOptions)
 
 
-def vector_options(dimensions: Any, metric: Any) -> VectorOptions:
+def vector_options(dimensions: Any, metric: Any, changes: Any = False) -> VectorOptions:
     """Return options made of plain values; `Invalid` if they are not options."""
     if dimensions is None:
         raise Invalid("a new vector table needs dimensions=: the length of its vectors")
     number = whole(dimensions, "dimensions of a vector table", 1, DIMENSIONS_MAX)
     options = VectorOptions(dimensions=number, metric="cosine" if metric is None else metric)
-    return VectorOptions(dimensions=number, metric=str.__str__(options.metric))  # type: ignore[arg-type]
+    plain: Any = str.__str__(options.metric)
+    return VectorOptions(dimensions=number, metric=plain, changes=change_options(changes))
 
 
 def encode_vector_options(options: VectorOptions) -> bytes:
-    """Encode options for the ledger."""
-    return _encode(options)
+    """Encode options for the ledger; without a change feed, as before there were any."""
+    return _encode((options.dimensions, options.metric) if options.changes is None else options)
 
 
 def decode_vector_options(data: bytes) -> VectorOptions:

@@ -18,8 +18,10 @@ from penstock.arguments import flag, in_short, plain_int, seconds
 from penstock.errors import Invalid
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, QUERY_S_MAX, Reading, partitions_of
+from penstock.kinds.change_reading import ChangeFeed, no_feed
 from penstock.partition.ledger import TableInfo
 from penstock.vector.attributes import decode_attributes
+from penstock.vector.changes import change_schema
 from penstock.vector.filters import encode_expression
 from penstock.vector.keys import F32
 from penstock.vector.options import Metric, decode_vector_options
@@ -88,6 +90,15 @@ class VectorReader:
     @property
     def shards(self) -> int:
         return self._info.shards
+
+    def changes(self, *, after: int | None = None) -> ChangeFeed:
+        """Return the changes of a table with a change feed, of commits after the LSN `after`; None: all that are kept.
+
+        They are those of applied writes: wait for a write by `flush` to find it here.
+        """
+        if self._options.changes is None:
+            raise no_feed(self._info)
+        return ChangeFeed(self._reading, self._info, change_schema(self._options), after)
 
     @property
     def dimensions(self) -> int:

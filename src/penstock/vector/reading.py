@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 from penstock.errors import CorruptionError
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Piece, ShardSnapshot
+from penstock.kinds.changes import FeedSnapshot
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
@@ -50,10 +51,16 @@ class VectorState(ShardSnapshot):
     """A shard at one LSN; with a draft, including writes that are not applied yet."""
 
     def __init__(
-        self, partition: PartitionId, snapshot: Snapshot, options: VectorOptions, live: LiveIndex | None
+        self,
+        partition: PartitionId,
+        snapshot: Snapshot,
+        options: VectorOptions,
+        live: LiveIndex | None,
+        feed: FeedSnapshot | None = None,
     ) -> None:
         self._partition = partition
         self.snapshot = snapshot
+        self.feed = feed
         self.options = options
         self._live = LiveIndex(options, lambda: snapshot) if live is None else live
         self._index: IndexView | None = None if live is None else live.view(snapshot)
@@ -80,6 +87,8 @@ class VectorState(ShardSnapshot):
     def close(self) -> None:
         self._index = None  # its pin
         self.snapshot.close()
+        if self.feed is not None:
+            self.feed.close()
 
     # -- records
 

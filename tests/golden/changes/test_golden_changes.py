@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from store_model import open_simulated
 
@@ -15,9 +16,12 @@ from penstock.kinds.changes import CHANGES, NAMES
 from penstock.kv.changes import read_changes
 from penstock.kv.values import Options
 from penstock.testing import FakeClock, SimulatedDisk
+from penstock.vector.changes import read_changes as read_vector_changes
+from penstock.vector.options import VectorOptions
 
 HERE = Path(__file__).parent
 HEADER_BYTES = 24
+DOCS_LSN = (12).to_bytes(8, "big")  # the first record of `docs`, after its creation
 
 
 def written() -> bytes:
@@ -31,6 +35,10 @@ def written() -> bytes:
             some.put(b"t", b"x", ttl_s=1, durable=True)
             clock.advance(2)
             some.delete(b"a", durable=True)
+        docs = store.vector("docs", dimensions=2, changes=penstock.ChangeOptions(preimages=True))
+        docs.upsert(["a", "ä"], [[1.0, 0.5], [-2.0, 0.0]], attributes=[{"lang": "en"}, {}], durable=True)
+        docs.upsert(["a"], [[3.0, 4.0]], durable=True)
+        docs.delete(["ä"], durable=True)
         return b"".join(
             b"%s %s\n" % (key.hex().encode(), value.hex().encode())
             for tree, catalog in store._maintenance.trees()
@@ -48,10 +56,16 @@ def test_rows_of_version_1() -> None:
 
 def test_they_are_read() -> None:
     found: list[tuple[str, bytes, bytes | None]] = []
+    vectors: list[tuple[Any, ...]] = []
     for line in (HERE / "rows.txt").read_text().splitlines():
         key, _, value = line.partition(" ")
         if bytes.fromhex(key)[:1] == b"c":
-            types, rows = read_changes(bytes.fromhex(value)[HEADER_BYTES:], Options())
+            data = bytes.fromhex(value)[HEADER_BYTES:]
+            if bytes.fromhex(key)[1:9] >= DOCS_LSN:
+                types, rows = read_vector_changes(data, VectorOptions(dimensions=2))
+                vectors += zip((NAMES[one] for one in types), *rows.to_pydict().values(), strict=True)
+                continue
+            types, rows = read_changes(data, Options())
             columns = rows.to_pydict()
             found += zip((NAMES[one] for one in types), columns["key"], columns["value"], strict=True)
     with_preimages = [
@@ -65,3 +79,10 @@ def test_they_are_read() -> None:
     ]
     without = [(kind, key, None if kind == "delete" else value) for kind, key, value in with_preimages]
     assert found == [*with_preimages, *(one for one in without if one[0] != "update_preimage")]
+    assert vectors == [
+        ("insert", "a", [1.0, 0.5], '{"lang":"en"}'),
+        ("insert", "ä", [-2.0, 0.0], None),
+        ("update_preimage", "a", [1.0, 0.5], '{"lang":"en"}'),
+        ("update_postimage", "a", [3.0, 4.0], None),
+        ("delete", "ä", [-2.0, 0.0], None),
+    ]

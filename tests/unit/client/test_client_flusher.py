@@ -173,8 +173,9 @@ def test_every_error_has_its_place() -> None:
     """The control of the lists above: whoever adds an error says what it means for a write."""
     about_writes = {*CERTAIN, *PASSING, OutcomeUnknown, WaitExpired, Poisoned, PenstockError}
     others = {  # bases, and what neither submitting nor waiting raises
-        errors.RetryLater, errors.FixTheCall, errors.Reopen, errors.Restore, errors.UniqueJobAlreadyPending,
-        errors.GateShut, errors.ProcessLimit, errors.TokenTooOld, errors.PositionConflict, errors.Lost,
+        errors.RetryLater, errors._ShardError, errors.FixTheCall, errors.Reopen, errors.Restore,
+        errors.UniqueJobAlreadyPending, errors.GateShut, errors.ProcessLimit, errors.TokenTooOld,
+        errors.PositionConflict, errors.Lost,
         errors.StoreLocked, Closed, errors.StreamFailed,
         errors.ConditionFailed,  # it names a row: test_kv_conditions has it through connect
         errors.CorruptionError, errors.ManifestCorrupted, errors.ManifestNotFound, errors.UnsupportedManifestVersion,

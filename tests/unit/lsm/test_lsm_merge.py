@@ -107,7 +107,7 @@ def plan_of(inputs: tuple[MergeInput, ...], **changes: Any) -> MergePlan:
 
 
 @given(runs=runs_strategy(), older=runs_strategy(), tiny=st.booleans(), output_bytes=st.sampled_from([1, 40, 1 << 20]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_merge_changes_nothing_a_reader_sees(
     runs: list[tuple[ModelRows, list[RangeDelete]]],
     older: list[tuple[ModelRows, list[RangeDelete]]],

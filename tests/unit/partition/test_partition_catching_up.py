@@ -71,14 +71,14 @@ def test_a_shard_is_behind_until_all_of_its_backlog_is_in(store: Store, monkeypa
 def test_one_that_is_not_is_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: it counts as whole as soon as it is resumed."""
 
-    def failures(partition: Partition) -> int:
-        return partition.__dict__["_failures"] if partition.retry_at_s else 0
+    def late(partition: Partition) -> bool:
+        return bool(partition.__dict__["_late"] and partition.retry_at_s)
 
-    def set_failures(partition: Partition, number: int) -> None:
-        partition.__dict__["_failures"] = number
+    def set_late(partition: Partition, value: bool) -> None:
+        partition.__dict__["_late"] = value
         partition.__dict__.setdefault("retry_at_s", 0.0)
 
-    monkeypatch.setattr(Partition, "failures", property(failures, set_failures), raising=False)
+    monkeypatch.setattr(Partition, "late", property(late, set_late), raising=False)
     assert b"old" in catch_up(store, monkeypatch)
 
 

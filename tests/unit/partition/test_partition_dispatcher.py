@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from store_model import SETTINGS, open_simulated
 
 from penstock.errors import Backpressure, Invalid
 from penstock.kv.machine import KvMachine
-from penstock.partition.backlog import DispatcherSettings
+from penstock.partition.admission import DispatcherSettings
 from penstock.partition.machine import Entry
 from penstock.testing import FakeClock, SimulatedDisk
 
@@ -66,8 +67,19 @@ def test_the_limit_for_all(limits: DispatcherSettings) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"operations_max": 0}, {"partition_bytes_max": 0}, {"attempts_max": 0}, {"backoff_s": -1.0}]
+    "wrong",
+    [
+        {"operations_max": 0},
+        {"partition_bytes_max": 0},
+        {"attempts_max": 0},
+        {"backoff_s": -1.0},
+        {"stall_s": 0},
+        {"workers": 33},
+        {"partition_age_s_max": 0},
+        {"partition_lag_max": 0},
+        {"signal": "text"},
+    ],
 )
-def test_settings_are_checked(wrong: dict[str, int]) -> None:
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         DispatcherSettings(**wrong)

@@ -15,7 +15,8 @@ from penstock.errors import Backpressure
 from penstock.kv.machine import KvMachine
 from penstock.lsm.memtable import Edit, Memtable
 from penstock.lsm.tree import Tree
-from penstock.partition.backlog import DispatcherSettings, Partition
+from penstock.partition.admission import DispatcherSettings
+from penstock.partition.backlog import Partition
 from penstock.partition.machine import Entry
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk

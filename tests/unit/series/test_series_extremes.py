@@ -19,6 +19,7 @@ from penstock.journal.partitions import partition_id
 from penstock.series import aggregate, arrow, ids, section
 from penstock.series.ids import BucketIds
 from penstock.series.labels import LabelTable, check_labels
+from penstock.series.memtable import SeriesMemtable
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.section import SampleBlock, SeriesKey, SeriesSection
 from penstock.series.selectors import parse_selector
@@ -130,6 +131,24 @@ def test_buckets_that_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPatc
         assert len(place.machine._ids._buckets) <= 5
     assert place.select() == {(some, time): bits for some, time, bits in samples}
     assert len(place.listed()) == 40
+    place.close()
+
+
+def test_a_memtable_finds_the_samples_of_a_bucket_among_many() -> None:
+    """By one pass over all of them, and not by one for each bucket."""
+    place = SeriesPlace()
+    samples = [(labels("m"), bucket * 300_000_000, bucket) for bucket in range(500)]
+    place.write(block(samples))
+    place.write(block([(some, time + 1, bits) for some, time, bits in samples[::2]]))
+    expected = {(some, time): bits for some, time, bits in samples}
+    expected |= {(some, time + 1): bits for some, time, bits in samples[::2]}
+    assert place.select() == expected
+    state = place.machine.snapshot()
+    for memtable in state._view.memtables():
+        assert isinstance(memtable, SeriesMemtable)
+        assert memtable.buckets() == sorted(memtable._grouped or ())
+        assert not memtable._parts
+    state.close()
     place.close()
 
 

@@ -232,3 +232,44 @@ def test_timeouts_are_plain_numbers_for_connected_tables_too(tmp_path: Path, tim
             else:
                 with pytest.raises(Invalid, match="timeout_s"):
                     table.select("cpu", timeout_s=timeout_s)
+
+
+# -- what newcomers meet
+
+
+def test_a_frame_of_pandas_with_an_index(metrics: Any) -> None:
+    """A frame that was filtered or sorted has an index that Arrow makes a column of."""
+    frame = pd.DataFrame({"metric": "disk", "host": ["a", None, "c"], "time": pd.Timestamp(9, unit="s"), "value": 1})
+    metrics.write_arrow(frame[frame["host"].notna()].iloc[::-1])
+    metrics.write_arrow(pa.Table.from_pandas(frame.set_index("time")))
+    assert metrics.labels("disk") == ["__name__", "host"]
+    assert metrics.select("disk").num_rows == 3
+    with pytest.raises(Invalid, match="the column 'core' is int64: labels are texts: cast it to string, or drop it"):
+        metrics.write_arrow(frame.assign(core=5))
+
+
+@pytest.mark.parametrize("labels", [{"a": 5}, {"a": "x" * 5_000}, {"a": []}, 7])
+def test_a_refusal_is_not_chained_to_another_error(metrics: Any, labels: Any) -> None:
+    with pytest.raises(Invalid) as caught:
+        metrics.write("cpu", 1.0, labels)
+    assert caught.value.__context__ is None
+
+
+def test_large_integers_are_rounded_alike(metrics: Any) -> None:
+    large = (1 << 60) + 1
+    metrics.write("large", large, time=1)
+    metrics.write_columns("large", [large], times=[2])
+    metrics.write_arrow(pa.table({"metric": ["large"], "time": [3], "value": [large]}))
+    assert metrics.select("large").column("value").to_pylist() == [float(large)] * 3
+
+
+def test_a_step_that_begins_before_the_year_1(metrics: Any) -> None:
+    metrics.write("old", 1.0, time=-1)
+    (row,) = metrics.aggregate("old", function="count", step=1e12).to_pylist()
+    assert row["time"] == datetime(1, 1, 1, tzinfo=UTC)
+
+
+def test_many_labels_of_one_map(metrics: Any) -> None:
+    maps = pa.array([[(f"name{n}", "x") for n in range(10_000)]], pa.map_(pa.string(), pa.string()))
+    with pytest.raises(Invalid, match="a series has more than 64 labels"):
+        metrics.write_arrow(pa.table({"metric": ["m"], "labels": maps, "time": [1], "value": [1.0]}))

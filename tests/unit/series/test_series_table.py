@@ -233,7 +233,9 @@ def test_old_buckets_are_deleted() -> None:
 def test_many_writes_of_many_series(store: Any) -> None:
     metrics = store.series("metrics", shards=2)
     for number in range(600):
-        metrics.write("cpu", float(number), {"host": f"h{number % 30}"}, time=number * 100_000_000)
+        metrics.write(
+            "cpu", float(number), {"host": f"h{number % 30}"}, time=1_600_000_000_000_000 + number * 100_000_000
+        )
     store.flush()
     assert metrics.select("cpu").num_rows == 600
     assert metrics.select('cpu{host="h7"}').column("value").to_pylist() == [float(n) for n in range(7, 600, 30)]

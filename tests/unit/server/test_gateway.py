@@ -559,7 +559,7 @@ def test_many_idle_streams_hold_no_threads(store: Store, line: flight.FlightClie
     before = len(list(Path("/proc/self/task").iterdir()))
     number, held = partition(store, "users"), list[Any]()
     options = flight.FlightCallOptions(timeout=60.0)
-    for each in range(500):
+    for each in range(250):
         with suppress(pa.ArrowException):
             held.append(line.do_put(flight.FlightDescriptor.for_path("x"), pa.schema([]), options))
         with suppress(pa.ArrowException):

@@ -314,7 +314,7 @@ def test_hundreds_of_idle_streams_and_connections(process: Process, request: pyt
     info = wire.FindTable("users")
     (answer,) = lines[0].do_action(flight.Action(wire.PROTOCOL, wire.pack(info)), options)
     table = wire.unpack(answer.body.to_pybytes(), list[TableInfo])[0].table_id
-    for each in range(500):
+    for each in range(300):
         line = lines[each % len(lines)]
         with suppress(pa.ArrowException):
             scan = wire.Scan(f"idle{each}", "", table << 16, b"", None, True)

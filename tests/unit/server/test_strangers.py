@@ -124,6 +124,7 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("admin", wire.AlterTable(events, b"", b"")),
         ("admin", wire.CompactTable("users", 1.0)),
         ("a token", wire.CheckStore()),
+        ("read", wire.WaitFor(0, [events], 0.0)),
         ("everything", wire.TakeOffer(1)),
         ("everything", wire.KeepOffer("x")),
         ("everything", wire.FinishOffer("x", [])),

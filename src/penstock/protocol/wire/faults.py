@@ -13,7 +13,14 @@ from penstock.protocol.wire.messages import ErrorMessage
 
 _encode = msgspec.msgpack.Encoder().encode
 _faults = msgspec.msgpack.Decoder(ErrorMessage)
-_DETAILED = (errors.CorruptionError, errors.ManifestNotFound, errors.ConditionFailed)  # made again from their parts
+# Made again from their parts.
+_DETAILED = (
+    errors.CorruptionError,
+    errors.ManifestNotFound,
+    errors.ConditionFailed,
+    errors.Backpressure,
+    errors.PartitionPaused,
+)
 
 
 def fault_of(error: PenstockError, hidden: str = "") -> ErrorMessage:

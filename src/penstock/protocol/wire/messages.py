@@ -23,6 +23,7 @@ SECTIONS_MAX = 65_536  # in all groups of one message
 FILES_MAX = 65_536  # the same, of sections that are files
 KEYS_MAX = 10_000  # of one lookup
 RESULTS_MAX = 10_000  # of one offer
+WAIT_S_MAX = 30.0  # of one request that waits for records: a longer wait is several requests
 RANGES_MAX = SHARDS_MAX  # of one table
 TABLES_MAX = 1_024  # of one batch
 PAGE_BYTES = 4 << 20  # of a scan
@@ -176,6 +177,14 @@ class CompactTable(_Message, frozen=True):
 
 class CheckStore(_Message, frozen=True):
     """List the acknowledged writes that cannot be read."""
+
+
+class WaitFor(_Message, frozen=True):
+    """Wait until tables, by number, have applied every record up to an LSN; the answer is the LSN they reached."""
+
+    lsn: int
+    tables: list[int]
+    timeout_s: float
 
 
 class ResumeTable(_Message, frozen=True):
@@ -385,6 +394,7 @@ OtherRequest = (
     | AlterTable
     | CompactTable
     | CheckStore
+    | WaitFor
     | ResumeTable
     | ReadMetrics
     | ReadStatistics

@@ -1,0 +1,242 @@
+"""Admission: which writes a partition takes, and what its state is.
+
+A write to a partition that keeps up passes at the cost of one attribute (`Partition.guarded`). Otherwise it is checked
+here, before anything is written: a partition with many waiting entries slows its writers, then makes them wait, then
+refuses them by name. One whose files hang (`frozen`) or that is `paused` refuses at once.
+
+Thread: any.
+Invariants: (1) a refused write changed nothing. (2) a wait ends at its deadline, or when the partition freezes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from penstock.errors import Backpressure, Invalid, PartitionPaused, PenstockError
+from penstock.host.clock import Clock
+from penstock.lsm.tree_settings import Stall
+
+if TYPE_CHECKING:
+    from penstock.partition.backlog import Backlogs, Partition
+
+WAIT_S = 5.0  # how long a write waits for its partition
+_POLL_S = 0.1
+_SLOW_S = 0.001  # the pause of a write to a partition with half of its limit
+
+
+class PartitionState(Enum):
+    """What a shard does with reads and writes; `store.statistics()` has it for each."""
+
+    ACTIVE = "active"
+    THROTTLED = "throttled"  # too much waits, or an apply failed and is tried again: writes are refused, reads wait
+    FROZEN = "frozen"  # its files do not answer: reads and writes are refused until they do
+    PAUSED = "paused"  # applying failed: reads and writes are refused until `resume`
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatcherSettings:
+    """Limits on entries that wait to be applied, and how often a failing partition is retried.
+
+    >>> penstock.StoreSettings(dispatcher=penstock.DispatcherSettings(operations_max=1_000)).dispatcher.operations_max
+    1000
+    """
+
+    partition_operations_max: int = 10_000  # entries that wait in one partition
+    partition_bytes_max: int = 64 << 20
+    partition_age_s_max: float = 3600.0  # of the oldest waiting entry
+    partition_lag_max: int = 1_000_000  # records between the newest one and the oldest that waits
+    operations_max: int = 100_000  # in all partitions
+    bytes_max: int = 256 << 20
+    # Called before every write with (table, shard); a text, the reason, refuses the write.
+    signal: Callable[[str, int], str | None] | None = None
+    stall_s: float = 10.0  # without progress for that long, a partition is frozen
+    workers: int = 4  # threads for entries that touch files; 0: writers apply these, and wait for hanging files
+    attempts_max: int = 4
+    backoff_s: float = 0.1  # before the second attempt; doubled for each further one
+
+    def __post_init__(self) -> None:
+        if min(self.partition_operations_max, self.partition_bytes_max, self.operations_max, self.bytes_max) < 1:
+            raise Invalid("limits on waiting operations and bytes must be positive")
+        if self.attempts_max < 1 or self.backoff_s < 0:
+            raise Invalid("attempts_max must be at least 1 and backoff_s not negative")
+        if not 0 < self.partition_age_s_max < math.inf or self.partition_lag_max < 1:
+            raise Invalid("partition_age_s_max and partition_lag_max must be positive")
+        if not 0 < self.stall_s < math.inf:
+            raise Invalid(f"stall_s is {self.stall_s}: give more than 0")
+        if not 0 <= self.workers <= 32:
+            raise Invalid(f"workers is {self.workers}: give 0 to 32")
+        if self.signal is not None and not callable(self.signal):
+            raise Invalid("signal is a function of (table, shard) that returns a text or None")
+
+
+class PartitionAdmission:
+    """Judges writes and reads by the state of their partition."""
+
+    def __init__(
+        self, settings: DispatcherSettings, backlogs: Backlogs, *, clock: Clock, published: Callable[[], int]
+    ) -> None:
+        self.settings = settings
+        self._backlogs = backlogs
+        self._clock = clock
+        self._published = published
+        self.refusals = {"paused": 0, "partition": 0, "store": 0}  # writes, by what refused them; without a lock
+
+    def is_frozen(self, partition: Partition) -> bool:
+        """Whether entries wait and none was applied for `stall_s`."""
+        stalled_s = self._clock.monotonic_s() - partition.progress_s
+        return bool(partition.backlog) and not partition.failures and stalled_s >= self.settings.stall_s
+
+    def state(self, partition: Partition) -> PartitionState:
+        if partition.failures >= self.settings.attempts_max:
+            return PartitionState.PAUSED
+        if self.is_frozen(partition):
+            return PartitionState.FROZEN
+        if partition.failures or (partition.late and self._reached(partition) is not None):
+            return PartitionState.THROTTLED
+        return PartitionState.ACTIVE
+
+    def age_s(self, partition: Partition) -> float:
+        """Return how long ago the oldest waiting entry was written; 0 if none waits."""
+        try:
+            return max(0.0, (self._clock.time_us() - partition.backlog[0].time_us) / 1e6)
+        except IndexError:
+            return 0.0
+
+    def _reached(self, partition: Partition) -> tuple[str, float, float, str] | None:
+        """Return the limit that a partition has reached: its name, the limit, the value, and what is counted."""
+        settings, operations = self.settings, len(partition.backlog)
+        lag = self._published() - partition.machine.applied if operations else 0
+        for name, maximum, value, counted in (
+            ("partition_operations_max", settings.partition_operations_max, operations, "waiting operations"),
+            ("partition_bytes_max", settings.partition_bytes_max, partition.backlog_bytes, "waiting bytes"),
+            ("partition_age_s_max", settings.partition_age_s_max, round(self.age_s(partition), 3), "s of waiting"),
+            ("partition_lag_max", settings.partition_lag_max, lag, "records to catch up with"),
+        ):
+            if value >= maximum:
+                return name, maximum, value, counted
+        return None
+
+    def reading_refused(self, partition: Partition) -> PenstockError | None:
+        """Return why a partition cannot be read, and waiting does not help; None if it can, or will."""
+        behind = partition.behind
+        if behind is not None:
+            return behind
+        return self._frozen(partition) if self.is_frozen(partition) else None
+
+    def _frozen(self, partition: Partition) -> PartitionPaused:
+        descriptor, stalled_s = partition.descriptor, self._clock.monotonic_s() - partition.progress_s
+        return PartitionPaused(
+            f"shard {descriptor.shard} of {descriptor.name} is frozen: its files have not answered for "
+            f"{stalled_s:.1f} s (limit {self.settings.stall_s:g}); it goes on when they do: check the disk, then retry",
+            descriptor.partition,
+            descriptor.name,
+            descriptor.shard,
+            "frozen",
+            "stall_s",
+            self.settings.stall_s,
+            round(stalled_s, 3),
+            self.settings.stall_s,
+        )
+
+    def writing_refused(self, partition: Partition) -> PenstockError | None:
+        """Return why a partition takes no write now; None if it does."""
+        if partition.refusal is not None and partition.failures >= self.settings.attempts_max:
+            return partition.refusal
+        if self.is_frozen(partition):
+            return self._frozen(partition)
+        reached = self._reached(partition) if partition.late else None
+        if reached is None:
+            return self._crowded() or self._tree_stops(partition) or self._signalled(partition)
+        name, maximum, value, counted = reached
+        return self._backpressure(partition, f"has {value} {counted} (limit {maximum})", name, maximum, value)
+
+    def _backpressure(
+        self, partition: Partition, reason: str, limit: str, maximum: float, value: float
+    ) -> Backpressure:
+        descriptor = partition.descriptor
+        return Backpressure(
+            f"shard {descriptor.shard} of {descriptor.name} {reason}: retry later",
+            descriptor.partition,
+            descriptor.name,
+            descriptor.shard,
+            "throttled",
+            limit,
+            maximum,
+            value,
+            max(0.1, self.settings.backoff_s),
+        )
+
+    def _signalled(self, partition: Partition) -> Backpressure | None:
+        descriptor, signal = partition.descriptor, self.settings.signal
+        reason = None if signal is None else signal(descriptor.name, descriptor.shard)
+        return None if reason is None else self._backpressure(partition, f"is held back ({reason})", "signal", 0, 0)
+
+    def _tree_stops(self, partition: Partition) -> Backpressure | None:
+        tree = partition.slow_tree
+        level, why = (Stall.NONE, "") if tree is None else tree.stall()
+        return self._backpressure(partition, f"is slow ({why})", "tree", 0, 0) if level is Stall.STOP else None
+
+    def _crowded(self) -> Backpressure | None:
+        """Return an error if too many entries wait in all partitions."""
+        settings, backlogs = self.settings, self._backlogs
+        if not backlogs.is_crowded():
+            return None
+        operations, size = backlogs.operations, backlogs.bytes
+        limit = ("operations_max", settings.operations_max, operations)
+        if operations < settings.operations_max:
+            limit = ("bytes_max", settings.bytes_max, size)
+        return Backpressure(
+            f"{operations} operations ({size} bytes) wait to be applied (limit "
+            f"{settings.operations_max}, {settings.bytes_max} bytes): retry later",
+            0,
+            "",
+            0,
+            "",
+            *limit,
+            max(0.1, settings.backoff_s),
+        )
+
+    def admit(self, partition: Partition, timeout_s: float = WAIT_S) -> None:
+        """Return if the partition takes a write, at once or after a pause; otherwise raise, and nothing was written."""
+        refusal = self.writing_refused(partition)
+        if refusal is None:
+            if partition.slow_tree is not None or (partition.late and partition.guarded and not partition.failures):
+                self._wait(_SLOW_S)
+            elif not partition.late:
+                partition.guarded = self._backlogs.guards_all
+            return
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while refusal is not None:
+            left_s = deadline_s - self._clock.monotonic_s()
+            waits = isinstance(refusal, Backpressure) and not partition.failures and refusal.limit != "signal"
+            if not waits or left_s <= 0 or not self._backlogs.workers.count:
+                paused = isinstance(refusal, PartitionPaused)
+                self.refusals["paused" if paused else "partition" if getattr(refusal, "partition", 0) else "store"] += 1
+                raise refusal
+            self._wait(min(left_s, _POLL_S))
+            refusal = self.writing_refused(partition)
+
+    def _wait(self, timeout_s: float) -> None:
+        """Sleep until a backlog gets shorter, or time is up."""
+        backlogs = self._backlogs
+        with backlogs.moved:
+            backlogs.movers += 1
+            try:
+                backlogs.moved.wait(timeout_s)
+            finally:
+                backlogs.movers -= 1
+
+    def guard(self, partitions: Iterable[Partition]) -> None:
+        """Decide anew which partitions' writers must ask. Requires: the turn."""
+        backlogs = self._backlogs
+        backlogs.guards_all = self.settings.signal is not None or backlogs.is_crowded()
+        for partition in partitions:
+            partition.guarded = (
+                backlogs.guards_all
+                or partition.slow_tree is not None
+                or (partition.late and (partition.guarded or self.state(partition) is not PartitionState.ACTIVE))
+            )

@@ -1,0 +1,275 @@
+"""The open partitions of a store: opened on first use, without the turn, because their files may hang.
+
+Thread: any; `turn` guards the roster. A worker opens a partition, and all callers wait for that one opening, no longer
+than `stall_s`.
+Invariants: (1) a partition is opened once, with every entry that waits for it, or not at all. (2) entries of a
+partition that cannot be opened stay in memory and in the journal, and others continue.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+
+from penstock.errors import (
+    Closed,
+    FixTheCall,
+    NotFound,
+    PartitionPaused,
+    ProcessLimit,
+)
+from penstock.host import threads
+from penstock.host.clock import Clock
+from penstock.journal.partitions import PartitionId, partition_id, shard_number, table_of
+from penstock.journal.record import JournalRecord
+from penstock.journal.tracker import SegmentedAckTracker
+from penstock.partition.admission import DispatcherSettings, PartitionAdmission
+from penstock.partition.aside import AsideLog, is_our_mistake
+from penstock.partition.backlog import Backlogs, Partition
+from penstock.partition.ledger import Ledger, TableInfo, dropped_table
+from penstock.partition.machine import Entry, MachineFactory, PartitionDescriptor
+from penstock.partition.spill import SpillLog
+from penstock.partition.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+
+
+class _Opening:
+    """A partition that is being opened, for all threads that wait for it."""
+
+    def __init__(self, begun_s: float) -> None:
+        self.begun_s = begun_s
+        self.lock = threads.lock("partition.opening")  # held by the thread that opens it
+        self.error: Exception | None = None
+        self.is_given = False  # to a worker
+        self.has_ended = False
+        self._changed = threads.condition("partition.opened")
+
+    def end(self) -> None:
+        with self._changed:
+            self.has_ended = True
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        with self._changed:
+            if not self.has_ended:
+                self._changed.wait(timeout_s)
+
+
+class Roster(ABC):
+    """The open partitions, their backlogs and their admission."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        factory: MachineFactory,
+        tracker: SegmentedAckTracker,
+        *,
+        clock: Clock,
+        make_spill: Callable[[PartitionDescriptor], SpillLog],
+        aside: AsideLog,
+        journal: Callable[[int], Iterable[tuple[int, JournalRecord]]],
+        settings: DispatcherSettings | None = None,
+        on_applied: Callable[[], None] = lambda: None,
+    ) -> None:
+        settings = settings or DispatcherSettings()
+        self.ledger = ledger
+        self.tracker = tracker
+        self._factory = factory
+        self._make_spill = make_spill
+        self._aside = aside
+        self._journal = journal  # durable records from an LSN on
+        self._clock = clock
+        self.turn = threads.rlock("partition.turn")  # while held no record is dispatched; see `finish`
+        self.backlogs = Backlogs(
+            aside,
+            settings,
+            clock=clock,
+            turn=self.turn,
+            replay=self._replay,
+            published=lambda: self.published,
+            on_applied=on_applied,
+            on_released=self._collect,
+        )
+        self.admission = PartitionAdmission(settings, self.backlogs, clock=clock, published=lambda: self.published)
+        self.admit = self.admission.admit
+        self.refusals = self.admission.refusals
+        self.published = ledger.tree.lsn  # the last record that is applied everywhere; read without a lock
+        self.torn = False  # a batch with a condition may be applied in one table and not yet in another
+        self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
+        self.known = self._partitions.get  # an open partition, or None; called for every write
+        self._closed = False  # guarded by turn
+        # Guarded by turn: entries of partitions that could not be opened, because file descriptors ran out or because
+        # this version cannot read the tables' options. They are few: writes to such a partition are refused.
+        self._unopened: dict[PartitionId, list[Entry]] = {}
+        self._opening: dict[PartitionId, _Opening] = {}  # guarded by turn: partitions that a thread opens
+        self._to_open: list[PartitionId] = []  # unopened ones with new entries, which no thread was given yet
+
+    def start_workers(self) -> None:
+        """After recovery: let threads of their own apply what touches files. Without this, callers apply it."""
+        settings = self.admission.settings
+        self.backlogs.workers = Workers(settings.workers, clock=self._clock, stall_s=settings.stall_s)
+
+    @abstractmethod
+    def _replay(self, partition: PartitionId, start: int, last: int) -> Iterator[Entry]:
+        """Yield the entries of a partition from the journal, for LSNs from `start` to `last`."""
+
+    @abstractmethod
+    def _collect(self, partition: Partition) -> None:
+        """Let the files of a dropped partition be deleted: no thread applies to it any more."""
+
+    def partition(self, partition: PartitionId) -> Partition:
+        """Return a partition, opened on first use; `NotFound` if its table was dropped."""
+        opened = self._partitions.get(partition)
+        if opened is not None:
+            return opened
+        with self.turn:
+            self._check_open()
+            self._info(partition)
+            opening = self._opening.setdefault(partition, _Opening(self._clock.monotonic_s()))
+        # Without the turn: its files may hang.
+        if self.backlogs.workers.count:
+            self._await_opening(partition, opening)
+        else:
+            threads.run_uninterrupted(lambda: self._run_opening(partition, opening))
+        if opening.error is not None:
+            raise opening.error
+        opened = self._partitions.get(partition)
+        if opened is None:
+            self._info(partition)  # raises if it was dropped meanwhile
+            raise Closed("the store was closed: open it again")
+        if opened.backlog:
+            self.backlogs.schedule(opened)
+        return opened
+
+    def _await_opening(self, partition: PartitionId, opening: _Opening) -> None:
+        """Let a worker open a partition, and wait for that as long as for any file."""
+        stall_s = self.admission.settings.stall_s
+        while not opening.has_ended:
+            waited_s = self._clock.monotonic_s() - opening.begun_s
+            if waited_s >= stall_s:
+                reason = f"is frozen: its files have not answered for {waited_s:.1f} s (limit {stall_s:g})"
+                raise self._paused(partition, f"{reason}; check the disk, retry later", "frozen")
+            if not opening.is_given:
+                try:
+                    opening.is_given = True
+                    self.backlogs.workers.submit(lambda: self._run_opening(partition, opening))
+                except BaseException:
+                    opening.is_given = False  # an interrupt: perhaps no worker was given it
+                    raise
+            opening.wait(min(POLL_S, stall_s - waited_s))
+
+    def _run_opening(self, partition: PartitionId, opening: _Opening) -> None:
+        """Open a partition unless another thread does, or has. An error goes to everybody who waits for it."""
+        with opening.lock:
+            if opening.has_ended:
+                return
+            try:
+                if partition not in self._partitions:
+                    self._open(partition)
+            except Exception as error:
+                opening.error = error
+            with self.turn:
+                if self._opening.get(partition) is opening:
+                    del self._opening[partition]  # the next caller tries again
+            opening.end()
+
+    def _open(self, partition: PartitionId) -> Partition:
+        with self.turn:
+            self._check_open()
+            info = self._info(partition)
+        descriptor = describe(info, shard_number(partition))
+        with ExitStack() as undo:  # a retry must find nothing open
+            spill = self._make_spill(descriptor)
+            undo.callback(spill.close)
+            machine = self._factory.open(descriptor, info.options)
+            undo.callback(machine.close)
+            opened = Partition(descriptor, machine, spill)
+            opened.guarded = self.backlogs.guards_all
+            spilled = list(spill.entries(machine.stored))
+            with self.turn:
+                self._check_open()
+                self._info(partition)  # raises if it was dropped meanwhile
+                assert partition not in self._partitions
+                for entry in (*spilled, *self._unopened.get(partition, ())):
+                    if entry.lsn > opened.highest:
+                        self.backlogs.enqueue(opened, entry)
+                self._partitions[partition] = opened  # with all its waiting entries, or not at all
+                self._unopened.pop(partition, None)
+                undo.pop_all()
+        return opened
+
+    def _check_open(self) -> None:
+        if self._closed:  # a partition opened now would lack entries that only the journal has
+            raise Closed("the store was closed: open it again")
+
+    def open_shards(self, table: int) -> bool:
+        """Open all shards of a table, with what they spilled; False if one cannot be opened now."""
+        info = self.ledger.table_by_id(table)
+        try:
+            for shard in range(0 if info is None else info.shards):
+                self.partition(partition_id(table, shard))
+        except Exception as error:
+            threads.raise_interrupt(error)
+            logger.warning("a shard of table %d cannot be opened: %s", table, error)
+            return False
+        return info is not None
+
+    def _info(self, partition: PartitionId) -> TableInfo:
+        info = self.ledger.table_by_id(table_of(partition))
+        if info is None:
+            raise dropped_table(table_of(partition), self.ledger.dropped_name(table_of(partition)))
+        if shard_number(partition) >= info.shards:
+            raise NotFound(f"table {info.name} has no shard {shard_number(partition)}: it has {info.shards}")
+        return info
+
+    def partitions(self) -> list[Partition]:
+        with self.turn:
+            return list(self._partitions.values())
+
+    def opened(self) -> list[Partition]:
+        """Return the open partitions without the turn, for statistics."""
+        return list(self._partitions.values())
+
+    def unopened_floor(self) -> int:
+        """Return the LSN up to which all is applied to partitions that could not be opened; also without the turn."""
+        return min([self.published, *(waiting[0].lsn - 1 for waiting in list(self._unopened.values()) if waiting)])
+
+    def _open_now(self, number: PartitionId) -> None:
+        try:
+            self.partition(number)
+        except Exception as error:
+            threads.raise_interrupt(error)
+            if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
+                raise  # the disk failed or a file is corrupt: the caller that opens the store must know
+            self._report_unopened(number, error)
+
+    def _open_later(self, number: PartitionId) -> None:
+        def work() -> None:
+            try:
+                with self.turn:
+                    opening = self._opening.setdefault(number, _Opening(self._clock.monotonic_s()))
+                self._run_opening(number, opening)
+                if opening.error is not None:
+                    raise opening.error
+                self.backlogs.schedule(self.partition(number))
+            except Exception as error:
+                self._report_unopened(number, error)
+
+        self.backlogs.workers.submit(work)
+
+    def _report_unopened(self, number: PartitionId, error: Exception) -> None:
+        logger.error("shard %d of table %d cannot be opened now: %s", shard_number(number), table_of(number), error)
+
+    def _paused(self, number: PartitionId, reason: str, state: str = "paused") -> PartitionPaused:
+        name, shard = self._info(number).name, shard_number(number)
+        return PartitionPaused(f"shard {shard} of {name} {reason}", number, name, shard, state)
+
+
+def describe(info: TableInfo, shard: int) -> PartitionDescriptor:
+    """Return the descriptor of a shard."""
+    return PartitionDescriptor(partition_id(info.table_id, shard), info.table_id, shard, info.name, info.kind)

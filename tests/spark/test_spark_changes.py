@@ -1,0 +1,88 @@
+"""Spark follows the change feed of a table: whole commits, every change once, whatever ends in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import penstock
+import penstock.spark
+from penstock.spark.batch_runner import BatchRunner
+from penstock.store.store import Store
+
+COLUMNS = ["key", "value", "_change_type", "_commit_version", "_commit_timestamp", "_shard"]
+
+
+def route(changes: Any) -> dict[str, Any]:
+    """A line of the log for each change."""
+    line = "concat_ws(' ', _commit_version, _change_type, CAST(key AS STRING), value) AS payload"
+    return {"log": changes.selectExpr(line)}
+
+
+def follow(spark: Any, folder: str, **options: Any) -> penstock.spark.StreamProgress:
+    query = penstock.spark.stream(
+        spark, folder, source="users", consumer="log", batch=route, available_now=True, **options
+    )
+    return penstock.spark.wait(query, timeout_s=120)
+
+
+def logged(store: Store) -> Counter[bytes]:
+    return Counter(message.payload for message in store.queue("log").read())
+
+
+def lines(store: Store) -> Counter[bytes]:
+    rows = store.kv("users").changes().to_arrow().to_pylist()
+    parts = [[str(row["_commit_version"]), row["_change_type"], row["key"].decode(), row["value"]] for row in rows]
+    return Counter(" ".join(part for part in some if part is not None).encode() for some in parts)
+
+
+def test_every_change_counts_once(
+    spark: Any, store: Store, folder: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = store.kv("users", value="utf8", shards=2, changes=penstock.ChangeOptions(preimages=True))
+    store.queue("log")
+    users.put_many({b"k%d" % number: "one" for number in range(50)}, durable=True)
+    users.put(b"k1", "two", durable=True)
+    checkpoint, commit = str(tmp_path / "checkpoint"), BatchRunner.commit
+
+    def dies(runner: BatchRunner, *args: Any) -> None:
+        """The commit happened, and Spark does not know it."""
+        commit(runner, *args)
+        raise RuntimeError("the driver died")
+
+    monkeypatch.setattr(BatchRunner, "commit", dies)
+    with pytest.raises(RuntimeError, match="died"):
+        follow(spark, folder, checkpoint=checkpoint)
+    monkeypatch.setattr(BatchRunner, "commit", commit)
+    users.delete(b"k2", durable=True)
+    users.delete_range(b"k3", b"k4", durable=True)
+    follow(spark, folder, checkpoint=checkpoint, max_rows=5)
+    users.put(b"k1", "three", durable=True)
+    assert follow(spark, folder).lag == 0  # the checkpoint is lost
+    assert logged(store) == lines(store)
+    assert max(logged(store).values()) == 1
+
+
+def test_a_plain_stream_and_its_refusals(spark: Any, store: Store, folder: str, tmp_path: Any) -> None:
+    users = store.kv("users", value="int64", changes=True)
+    store.kv("plain")
+    store.queue("dead")
+    users.put(b"a", 1, durable=True)
+
+    def reader(table: str, **options: str) -> Any:
+        return spark.readStream.format("penstock").option("table", table).options(**options).load(folder)
+
+    frame = reader("users", changes="true")
+    assert frame.columns == COLUMNS
+    writer = frame.writeStream.format("memory").queryName("fed").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path / "fed")).start().awaitTermination(120)
+    rows = spark.table("fed").collect()
+    assert [(row.key, row.value, row._change_type) for row in rows] == [(b"a", 1, "insert")]
+    with pytest.raises(Exception, match="has no change feed"):
+        reader("plain", changes="true")
+    with pytest.raises(penstock.errors.KindMismatch, match="has no change feed"):
+        penstock.spark.stream(spark, folder, source="plain", consumer="x", batch=route)
+    with pytest.raises(penstock.errors.Invalid, match="change feed"):
+        penstock.spark.stream(spark, folder, source="users", consumer="x", batch=route, dead_letter="dead")
