@@ -149,8 +149,8 @@ def test_positions_of_other_tables_and_stores_are_told(path: Path) -> None:
             docs.changes(after=1 << 40).to_arrow()
 
 
-def test_a_slow_feed_slows_its_writers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with penstock.open(str(path)) as store:
+def test_a_slow_feed_slows_its_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_simulated(SimulatedDisk()) as store:
         table, other = store.kv("t", changes=True), store.kv("other", changes=True)
         table.put(b"k", b"v", durable=True)
         info = store._ledger.table("t")
