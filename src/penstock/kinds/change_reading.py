@@ -159,8 +159,8 @@ class FeedQueries(Queryable):
         ahead = max((start for _, start, end in request.ranges if end == LSN_MAX), default=0) - 1
         if ahead > context.lsn:
             raise NotFound(
-                f"changes of {info.name} after LSN {ahead} are not there: what is read is at LSN {context.lsn}, so that "
-                "one is of another store, or of this one before it was restored: begin anew with changes()"
+                f"changes of {info.name} after LSN {ahead} are not there: the store, or the snapshot, is at LSN "
+                f"{context.lsn}; that LSN is of another store, or this one was restored: begin anew with changes()"
             )
         sources = [_parts(info, feeds[one[0]], one, skip=request.skip) for one in request.ranges]
         merged = heapq.merge(*sources, key=lambda one: one[1][0])

@@ -155,7 +155,8 @@ def test_a_slow_feed_slows_its_writers(monkeypatch: pytest.MonkeyPatch) -> None:
         table.put(b"k", b"v", durable=True)
         info = store._ledger.table("t")
         assert info is not None
-        slow = [one for one, each in store._maintenance.trees() if (each.db_id, each.shard) == (info.table_id, COMPANION)]
+        known, wanted = store._maintenance.trees(), (info.table_id, COMPANION)
+        slow = [one for one, each in known if (each.db_id, each.shard) == wanted]
         stall = Tree.stall
 
         def behind(self: Tree) -> tuple[Stall, str]:
