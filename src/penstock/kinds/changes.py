@@ -34,7 +34,7 @@ import xxhash
 from penstock.arguments import flag, in_short, seconds, whole
 from penstock.errors import CorruptionError, Invalid
 from penstock.host import threads
-from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.maintenance import COMPANION, Maintenance
 from penstock.lsm.memtable import Edit, Memtable
 from penstock.lsm.rows import KEY_BYTES_MAX, NEVER, fixed_array
 from penstock.lsm.snapshot import Snapshot
@@ -330,10 +330,16 @@ class FeedSnapshot:
 
 
 def open_feed(maintenance: Maintenance, descriptor: PartitionDescriptor, tree: Tree, options: ChangeOptions) -> Feed:
-    """Open the feed of a shard whose rows are in `tree`."""
-    folder = f"{descriptor.folder}/{CHANGES}"
-    companion = maintenance.open_companion(descriptor.table_id, descriptor.shard, folder, tree)
-    return Feed(companion, maintenance, options)
+    """Open the feed of a shard whose rows are in `tree`, or close that, too: the shard is opened again later."""
+    table, shard = descriptor.table_id, descriptor.shard
+    try:
+        return Feed(
+            maintenance.open_companion(table, shard, f"{descriptor.folder}/{CHANGES}", tree), maintenance, options
+        )
+    except BaseException:
+        for number in (COMPANION + shard, shard):
+            maintenance.close_tree(table, number)
+        raise
 
 
 def feed_schema(columns: pa.Schema) -> pa.Schema:

@@ -172,6 +172,31 @@ def test_a_slow_feed_slows_its_writers(monkeypatch: pytest.MonkeyPatch) -> None:
         table.put(b"k", b"x", durable=True)
 
 
+@pytest.mark.parametrize("kind", ["kv", "vector"])
+def test_a_feed_that_cannot_be_opened_is_opened_later(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk()
+
+    def table_of(store: Any) -> Any:
+        return store.kv("t", changes=True) if kind == "kv" else store.vector("t", dimensions=2, changes=True)
+
+    with open_simulated(disk) as store:
+        table = table_of(store)
+        _ = table.put(b"k", b"v", durable=True) if kind == "kv" else table.upsert(["k"], [[1, 2]], durable=True)
+        store_all(store)
+
+    def failing(*_: Any) -> None:
+        raise OSError(24, "too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kind_changes, "_floor_of", failing)
+        store = open_simulated(disk)
+        for _ in range(2):
+            with pytest.raises((OSError, PenstockError)):
+                table_of(store).changes().to_arrow()
+    assert table_of(store).changes().to_arrow()["_change_type"].to_pylist() == ["insert"]
+    store.close()
+
+
 def test_an_interrupt_at_any_point_of_a_record_leaves_its_changes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [kind_changes.__file__, kv_changes.__file__, tree.__file__, memtable.__file__]
     monkeypatch.setattr(interrupts, "_CODE", tuple(map(str, files)))
