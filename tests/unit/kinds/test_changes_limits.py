@@ -218,6 +218,7 @@ def test_an_interrupt_at_any_point_of_a_record_leaves_its_changes_whole(monkeypa
         for _ in every_point(act):
             points += 1
             store.flush()
+            take_in_expired(store)
             changes = changes_of(store, "t", last)
             rows, last = follow(rows, changes, preimages=False), changes[-1][0]
             assert rows == dict(table.scan()), interrupts.where[-1]
