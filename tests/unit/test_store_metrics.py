@@ -459,7 +459,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_the_trees_of_a_feed_have_a_label_of_their_own(store: Store) -> None:
-    store.kv("fed", shards=2, changes=True).put(b"k", b"v", durable=True)
+    store.kv("fed", shards=2, changes=True).put_many({b"%d" % n: b"v" for n in range(20)}, durable=True)
     samples = read(store.metrics.exposition())
     of_trees = [dict(labels) for name, labels in samples if name == "memtable_bytes"]
     shards = {labels["shard"] for labels in of_trees if labels["table"] == "fed"}

@@ -408,7 +408,7 @@ def _deadline_key(time_us: int, key: bytes) -> bytes:
 
 
 def _deadline_row(time_us: int, key: bytes) -> tuple[bytes, bytes]:
-    """Return the row of a deadline. A key too long for that is the value of the row, and its hash ends the row's key."""
+    """Return the row of a deadline. A key too long for that is its value, and a hash of it ends the row's key."""
     room = KEY_BYTES_MAX - len(_DEADLINE) - _U64.size
     if len(key) <= room:
         return _deadline_key(time_us, key), b""

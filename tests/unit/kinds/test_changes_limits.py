@@ -21,13 +21,15 @@ from penstock.kinds import change_reading
 from penstock.kinds import changes as kind_changes
 from penstock.kinds.changes import POSTIMAGE, PREIMAGE
 from penstock.kv import changes as kv_changes
-from penstock.lsm import memtable, tree
+from penstock.lsm import memtable
+from penstock.lsm import tree as lsm_tree
 from penstock.lsm.maintenance import COMPANION
 from penstock.lsm.rows import KEY_BYTES_MAX, NEVER, VALUE_BYTES_MAX
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_settings import Stall
 from penstock.lsm.writer import ROW_BYTES_MAX
 from penstock.testing import FakeClock, SimulatedDisk
+from penstock.vector import changes as vector_changes
 
 
 def store_all(store: Any) -> None:
@@ -95,7 +97,8 @@ def test_large_commits_are_not_read_together(path: Path, remote: bool, monkeypat
 def test_many_changes_of_one_record_go_to_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A range delete with preimages reads more than memory may hold, and a replay would do so again."""
     monkeypatch.setattr(kind_changes, "LOADED_BYTES", 2_000)
-    monkeypatch.setattr(kv_changes, "PART_BYTES", 500)
+    for kind in (kv_changes, vector_changes):
+        monkeypatch.setattr(kind, "PART_BYTES", 500)
     disk, clock = SimulatedDisk(), FakeClock()
     store = open_simulated(disk, clock)
     options = penstock.ChangeOptions(preimages=True)
@@ -174,31 +177,23 @@ def test_a_slow_feed_slows_its_writers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["kv", "vector"])
 def test_a_feed_that_cannot_be_opened_is_opened_later(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = SimulatedDisk()
-
-    def table_of(store: Any) -> Any:
-        return store.kv("t", changes=True) if kind == "kv" else store.vector("t", dimensions=2, changes=True)
-
-    with open_simulated(disk) as store:
-        table = table_of(store)
-        _ = table.put(b"k", b"v", durable=True) if kind == "kv" else table.upsert(["k"], [[1, 2]], durable=True)
-        store_all(store)
-
     def failing(*_: Any) -> None:
         raise OSError(24, "too many open files")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(kind_changes, "_floor_of", failing)
-        store = open_simulated(disk)
-        for _ in range(2):
-            with pytest.raises((OSError, PenstockError)):
-                table_of(store).changes().to_arrow()
-    assert table_of(store).changes().to_arrow()["_change_type"].to_pylist() == ["insert"]
-    store.close()
+    with open_simulated(SimulatedDisk()) as store:
+        kv = kind == "kv"
+        table: Any = store.kv("t", changes=True) if kv else store.vector("t", dimensions=2, changes=True)
+        with monkeypatch.context() as broken:
+            broken.setattr(kind_changes, "_floor_of", failing)
+            for _ in range(2):
+                with pytest.raises((OSError, PenstockError), match="too many open files"):
+                    table.changes().to_arrow()
+        _ = table.put(b"k", b"v", durable=True) if kv else table.upsert(["k"], [[1, 2]], durable=True)
+        assert table.changes().to_arrow()["_change_type"].to_pylist() == ["insert"]
 
 
 def test_an_interrupt_at_any_point_of_a_record_leaves_its_changes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [kind_changes.__file__, kv_changes.__file__, tree.__file__, memtable.__file__]
+    files = [kind_changes.__file__, kv_changes.__file__, lsm_tree.__file__, memtable.__file__]
     monkeypatch.setattr(interrupts, "_CODE", tuple(map(str, files)))
     clock, rows, last, points = FakeClock(), dict[bytes, Any](), 0, 0
     with open_simulated(SimulatedDisk(), clock) as store:
@@ -232,7 +227,8 @@ def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:
     ended = threading.Event()
     with penstock.open(str(path)) as store:
         store.kv("a", shards=2, changes=True)
-        store.kv("b", changes=penstock.ChangeOptions(preimages=True))
+        store.kv("b", changes=True)
+        store.kv("c", changes=penstock.ChangeOptions(preimages=True))
 
         def until_end(act: Any) -> None:
             try:
@@ -248,6 +244,7 @@ def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:
                 for key in range(5):
                     batch.kv("a").put(b"%d.%d" % (chance, key), b"%d" % chance)
                 batch.kv("b").put(b"%d" % chance, b"x")
+                batch.kv("c").put(b"%d" % chance, b"x")
 
         def read() -> None:
             with store.snapshot() as snapshot:
@@ -261,13 +258,13 @@ def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:
 
         def maintain() -> None:
             store_all(store)
-            for name in ("a", "b"):
+            for name in ("a", "b", "c"):
                 store.compact(name)
 
         workers = [threading.Thread(target=until_end, args=(act,)) for act in (write, write, read, maintain)]
         for worker in workers:
             worker.start()
-        table, lsn, judged, end_s = store.kv("b"), 0, 0, time.monotonic() + 2
+        table, lsn, judged, end_s = store.kv("c"), 0, 0, time.monotonic() + 1.5
         while not ended.is_set() and time.monotonic() < end_s:
             try:
                 table.put(b"counted", b"%d" % judged, if_lsn=lsn)
@@ -286,5 +283,3 @@ def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:
         assert [row["value"] for row in refused if row["_change_type"] != "update_preimage"] == [
             b"%d" % number for number in range(judged)
         ]
-
-
