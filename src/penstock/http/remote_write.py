@@ -19,7 +19,16 @@ import pyarrow as pa
 from penstock.errors import Invalid
 from penstock.http import samples as samples_module
 from penstock.http.samples import LabelCache, ReceivedSamples, SampleCollector
-from penstock.http.wire_format import BLOCK, FIXED64, VARINT, MalformedMessage, read_fields, read_varint, signed
+from penstock.http.wire_format import (
+    BLOCK,
+    FIXED64,
+    VARINT,
+    FieldBudget,
+    MalformedMessage,
+    read_fields,
+    read_varint,
+    signed,
+)
 from penstock.series.labels import LABELS_MAX, METRIC, Labels, check_labels
 from penstock.series.options import TIME_MAX, TIME_MIN
 
@@ -89,6 +98,7 @@ class _WriteRequest:
     def __init__(self, data: bytes, cache: LabelCache) -> None:
         self._data = data
         self._cache = cache
+        self._budget = FieldBudget()
         self._found = SampleCollector()
         self._numbers: list[int] = []  # of each entry, its series
         self._fields: list[bytes] = []  # its samples, as they were sent
@@ -112,7 +122,7 @@ class _WriteRequest:
 
     def result(self) -> ReceivedSamples:
         """Return what was decoded."""
-        times_ms, values = _decoded_samples(self._fields)
+        times_ms, values = _decoded_samples(self._fields, self._budget)
         low, high = -(-TIME_MIN // 1_000), TIME_MAX // 1_000
         if len(times_ms) and not low <= times_ms.min() <= times_ms.max() < high:
             raise Invalid("a sample's time is outside the years 1 to 9999: it is in milliseconds since 1970")
@@ -123,7 +133,7 @@ class _WriteRequest:
 
     def version_1(self) -> ReceivedSamples:
         data, known = self._data, self._cache.get
-        for tag, _, start, end in read_fields(data, 0, len(data)):
+        for tag, _, start, end in read_fields(data, 0, len(data), self._budget):
             if tag == _SERIES_1:
                 split = end - SAMPLE_BYTES
                 if data[split : split + 3] == _SAMPLE_HEAD and (labels := known(data[start:split])) is not None:
@@ -138,7 +148,7 @@ class _WriteRequest:
         pairs: list[tuple[str, str]] = []
         spans: list[tuple[int, int]] = []
         labels_end = at  # of those that stand first, as they do in what senders send
-        for tag, begin, start, stop in read_fields(self._data, at, end):
+        for tag, begin, start, stop in read_fields(self._data, at, end, self._budget):
             if tag == _FIELD_1:
                 if len(pairs) == LABELS_MAX:
                     raise Invalid(f"a series has more than {LABELS_MAX} labels: at most {LABELS_MAX} are allowed")
@@ -156,7 +166,7 @@ class _WriteRequest:
 
     def _label(self, at: int, end: int) -> tuple[str, str]:
         name = value = ""
-        for tag, _, start, stop in read_fields(self._data, at, end):
+        for tag, _, start, stop in read_fields(self._data, at, end, self._budget):
             if tag == _FIELD_1:
                 name = self._text(start, stop)
             elif tag == _FIELD_2:
@@ -166,7 +176,7 @@ class _WriteRequest:
     def _metadata_1(self, at: int, end: int) -> None:
         texts = {2: "", 4: "", 5: ""}
         number = 0
-        for tag, _, start, stop in read_fields(self._data, at, end):
+        for tag, _, start, stop in read_fields(self._data, at, end, self._budget):
             if tag == _NUMBER_1:
                 number = start
             elif tag & 7 == BLOCK and tag >> 3 in texts:
@@ -178,7 +188,7 @@ class _WriteRequest:
     def version_2(self) -> ReceivedSamples:
         symbols: list[str] = []
         series: list[tuple[int, int]] = []
-        for tag, _, start, end in read_fields(self._data, 0, len(self._data)):
+        for tag, _, start, end in read_fields(self._data, 0, len(self._data), self._budget):
             if tag == _FIELD_4:
                 symbols.append(self._text(start, end))
                 if len(symbols) > SYMBOLS_MAX:
@@ -197,7 +207,7 @@ class _WriteRequest:
         refs: list[int] = []
         spans: list[tuple[int, int]] = []
         about: tuple[int, int] | None = None
-        for tag, begin, start, stop in read_fields(self._data, at, end):
+        for tag, begin, start, stop in read_fields(self._data, at, end, self._budget):
             if tag == _FIELD_1:
                 refs += self._packed(start, stop)
             elif tag == _FIELD_2:
@@ -236,7 +246,7 @@ class _WriteRequest:
 
     def _metadata_2(self, symbols: list[str], labels: Labels, at: int, end: int) -> None:
         numbers = {1: 0, 3: 0, 4: 0}  # type, and references to help and unit
-        for tag, _, start, _ in read_fields(self._data, at, end):
+        for tag, _, start, _ in read_fields(self._data, at, end, self._budget):
             if tag & 7 == VARINT and tag >> 3 in numbers:
                 numbers[tag >> 3] = start
         if any(numbers.values()):
@@ -261,7 +271,7 @@ def _symbol(symbols: list[str], ref: int) -> str:
     return symbols[ref]
 
 
-def _decoded_samples(fields: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _decoded_samples(fields: list[bytes], budget: FieldBudget) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Return the times, in milliseconds, and the values of samples."""
     data = b"".join(fields)
     if not any(len(some) % SAMPLE_BYTES for some in fields):
@@ -272,9 +282,9 @@ def _decoded_samples(fields: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.ND
             digits = (rows[:, 12:] & 127).astype(np.int64)
             return (digits << (7 * np.arange(6))).sum(axis=1), values
     times, numbers = array("q"), array("d")
-    for _, _, at, end in read_fields(data, 0, len(data)):
+    for _, _, at, end in read_fields(data, 0, len(data), budget):
         moment, number = 0, 0.0
-        for tag, _, start, _ in read_fields(data, at, end):
+        for tag, _, start, _ in read_fields(data, at, end, budget):
             if tag == _VALUE:
                 number = _DOUBLE.unpack_from(data, start)[0]
             elif tag == _TIME:

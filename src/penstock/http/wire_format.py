@@ -15,6 +15,7 @@ from typing import Any
 from penstock.errors import Invalid
 
 VARINT, FIXED64, BLOCK, FIXED32 = 0, 1, 2, 5  # the type of a field: the lowest three bits of its tag
+FIELDS_MAX = 4_000_000  # of one body
 _VARINT_BYTES_MAX = 10
 
 
@@ -34,12 +35,24 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise MalformedMessage("a number is cut short or too long")
 
 
-def read_fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+class FieldBudget:
+    """How many fields of one body are still read: two bytes may be one, and reading it takes half a microsecond."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = FIELDS_MAX
+
+
+def read_fields(data: bytes, at: int, end: int, budget: FieldBudget) -> Iterator[tuple[int, int, int, int]]:
     """Yield (tag, begin, start, end) of each field: it begins at `begin`, its content is from `start` to `end`.
 
     Of a varint, `start` is its value.
     """
     while at < end:
+        budget.left -= 1
+        if budget.left < 0:
+            raise Invalid(f"the body has more than {FIELDS_MAX} fields: send less at once")
         begin = at
         tag = data[at]
         if tag < 128:
@@ -76,12 +89,13 @@ def signed(value: int) -> int:
 
 def check_messages(data: bytes, descriptor: Any, blocks_max: int) -> None:
     """Raise `Invalid` if a message of a described type has more texts and messages in it than allowed, at any depth."""
+    budget = FieldBudget()
     waiting = [(descriptor, 0, len(data))]
     count = 0
     while waiting:
         kind, at, end = waiting.pop()
         inner = _messages_in(kind)
-        for tag, _, start, stop in read_fields(data, at, end):
+        for tag, _, start, stop in read_fields(data, at, end, budget):
             if tag & 7 == BLOCK:
                 count += 1
                 if count > blocks_max:

@@ -149,20 +149,25 @@ class LabelTable:
     @classmethod
     def of(cls, label_sets: Sequence[Labels]) -> LabelTable:
         """Return the table of distinct canonical label sets."""
-        names = sorted({name for labels in label_sets for name, _ in labels})
-        column = {name: index for index, name in enumerate(names)}
-        known: list[dict[str, int]] = [{} for _ in names]
-        places: list[int] = []  # of codes, row by row: assigned together, which is many times faster than one by one
-        numbers: list[int] = []
+        shapes: dict[tuple[str, ...], tuple[list[int], list[tuple[str, ...]]]] = {}  # by names: rows, and their values
         for row, labels in enumerate(label_sets):
-            first = row * len(names)
-            for name, value in labels:
-                index = column[name]
-                places.append(first + index)
-                numbers.append(known[index].setdefault(value, len(known[index]) + 1))
-        codes = np.zeros(len(label_sets) * len(names), np.uint32)
-        codes[places] = numbers
-        return cls(names, [list(values) for values in known], codes.reshape(len(label_sets), len(names)))
+            names, values = zip(*labels, strict=True) if labels else ((), ())
+            rows_and_values = shapes.get(names)
+            if rows_and_values is None:
+                rows_and_values = shapes[names] = [], []
+            rows_and_values[0].append(row)
+            rows_and_values[1].append(values)
+        every = sorted({name for names in shapes for name in names})
+        column = {name: index for index, name in enumerate(every)}
+        known: list[dict[str, int]] = [{} for _ in every]
+        codes = np.zeros((len(label_sets), len(every)), np.uint32)
+        for names, (rows, sets) in shapes.items():
+            for name, texts in zip(names, zip(*sets, strict=True), strict=True):
+                numbers = known[column[name]]
+                for text in dict.fromkeys(texts):
+                    numbers.setdefault(text, len(numbers) + 1)
+                codes[rows, column[name]] = list(map(numbers.__getitem__, texts))
+        return cls(every, [list(values) for values in known], codes)
 
     def __len__(self) -> int:
         return len(self.codes)

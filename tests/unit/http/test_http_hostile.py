@@ -421,3 +421,20 @@ def test_answers_are_not_delayed(store: Any) -> None:
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.proto == socket.IPPROTO_TCP  # asyncio turns it off for this protocol only
+
+
+@pytest.mark.parametrize(
+    ("body", "version"),
+    [
+        (b"\x78\x00" * 3_000, 1),  # fields that nobody knows, of two bytes each
+        (block(1, labels(__name__="m") + b"\x78\x00" * 300) * 10, 1),
+        (block(1, labels(__name__="m") + block(2, b"\x78\x00" * 3_000)), 1),
+        (block(1, block(1, block(1, "__name__") + block(2, "m") + b"\x78\x00" * 3_000)), 1),
+        (b"\x78\x00" * 3_000, 2),
+        (b"".join(block(4, s) for s in ("", "__name__", "m")) + block(5, b"\x0a\x02\1\2" + b"\x78\x00" * 300) * 10, 2),
+    ],
+)
+def test_fields_of_a_body_are_bounded(body: bytes, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.http.wire_format.FIELDS_MAX", 2_000)
+    with pytest.raises(Invalid, match="more than 2000 fields"):
+        decode_write(snappy(body), version)
