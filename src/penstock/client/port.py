@@ -357,7 +357,7 @@ class FlightPort(FlightReading):
         return self._connection.ask(request, bytes, repeat=repeat, wait_s=wait_s)
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
-        answer = self.call(info, name, msgspec.msgpack.encode(request), wait_s=wait_s)
+        answer = self.call(info, name, msgspec.msgpack.encode(request, enc_hook=bytes), wait_s=wait_s)
         return msgspec.msgpack.decode(answer, type=reply)
 
     # -- files that are built elsewhere

@@ -79,9 +79,15 @@ class RecordColumns:
     def take(self, numbers: I64) -> tuple[Any, Any] | None:
         """Return the external ids and attributes of internal ids; None if one is missing."""
         wanted = numbers.astype(np.uint64)
-        places = np.searchsorted(self.ids, wanted)
-        if len(wanted) and (int(places.max()) >= len(self.ids) or not np.array_equal(self.ids[places], wanted)):
-            return None
+        if len(self.ids) and int(self.ids[-1]) - int(self.ids[0]) + 1 == len(self.ids):
+            places = numbers - int(self.ids[0])  # nothing was deleted
+        else:
+            places = np.searchsorted(self.ids, wanted)
+        if len(wanted):
+            if int(places.min()) < 0 or int(places.max()) >= len(self.ids):
+                return None
+            if not np.array_equal(self.ids[places], wanted):
+                return None
         at = pa.array(places)
         return _joined(self.names.take(at)), _joined(self.attributes.take(at))
 

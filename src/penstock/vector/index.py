@@ -265,10 +265,10 @@ class VectorIndex:
                     while buffers.ids.item(k - 1) < 0 and probes is None and number < self.lists:
                         number = min(2 * number, self.lists)  # the lists have fewer than k: look at more
                         search(1, buffers.at_query, k, buffers.at_distances, buffers.at_ids, parameters[number])
-                    ids, distances = (
-                        buffers.ids.tolist(),
-                        self._nearness(buffers.distances, False, buffers.ids).tolist(),
-                    )
+                    ids, nearness = buffers.ids.tolist(), buffers.distances
+                    if self.metric == "cosine" and ids[-1] >= 0 and nearness.item(0) <= 1:  # as `_nearness` does
+                        return np.subtract(_ONE, nearness, out=nearness).tolist(), ids
+                    distances = self._nearness(nearness, False, buffers.ids).tolist()
                     if ids[-1] < 0:  # fewer than k: none follow
                         del ids[ids.index(-1) :]
                     return distances[: len(ids)] if len(ids) < k else distances, ids

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import sys
 import threading
 from collections.abc import Callable
@@ -24,15 +23,12 @@ import numpy.typing as npt
 from penstock.errors import Invalid
 from penstock.vector.exact import F32, I64, U64
 from penstock.vector.options import Metric
-from penstock.vector.training import k_means
 
 I32: TypeAlias = npt.NDArray[np.int32]
 
 SCRATCHES_MAX = 8  # values of k with buffers, of a thread
 PARAMETERS_MAX = 64
 SPARSE = 1 << 12  # a set of ids with fewer than one in SPARSE numbers is a hash set, not a bitmap
-GROUPED_MIN = 256  # lists, whose centroids are grouped
-GROUPS_MORE = 4  # groups that are looked at beside twice the share that the wanted lists are of all
 FLAT_QUERIES = 16  # from 20 on faiss computes squared distances by a product, which is inexact far from the origin
 _faiss: Any = None
 
@@ -130,20 +126,10 @@ class PostingLists:
         self.metric: Metric = metric
         self._dimensions = self.centroids.shape[1]
         product = metric != "euclidean"
-        self._coarse = (faiss.IndexFlatIP if product else faiss.IndexFlatL2)(self._dimensions)
+        self._quantizer = (faiss.IndexFlatIP if product else faiss.IndexFlatL2)(self._dimensions)
+        self._quantizer.add(self.centroids)
         kind = faiss.METRIC_INNER_PRODUCT if product else faiss.METRIC_L2
-        self._groups = 0  # of centroids; 0: a search compares with all centroids
-        if len(self.centroids) < GROUPED_MIN:
-            quantizer = self._coarse
-        else:  # it compares with those of the nearest groups: a third of the work
-            groups = k_means(self.centroids, round(math.sqrt(len(self.centroids))), metric)
-            self._groups = len(groups)
-            self._coarse.add(groups)
-            quantizer = faiss.IndexIVFFlat(self._coarse, self._dimensions, len(groups), kind)
-            quantizer.is_trained = True
-        quantizer.add(self.centroids)
-        self._quantizer = quantizer  # faiss has pointers to it
-        self._index = faiss.IndexIVFFlat(quantizer, self._dimensions, len(self.centroids), kind)
+        self._index = faiss.IndexIVFFlat(self._quantizer, self._dimensions, len(self.centroids), kind)
         self._index.is_trained = True
         self._inverted = self._index.invlists
         self.search_raw = _native_search(self._index)
@@ -290,12 +276,7 @@ class PostingLists:
     def parameters(self, probes: int, selector: Any = None) -> Any:
         """Return the parameters of a search."""
         options = {} if selector is None else {"sel": selector}
-        made = _faiss.SearchParametersIVF(nprobe=probes, **options)
-        if self._groups:
-            share = -(-probes * self._groups // len(self.centroids))
-            groups = _faiss.SearchParametersIVF(nprobe=min(self._groups, GROUPS_MORE + 2 * share))
-            made.quantizer_params = groups  # which it then keeps alive
-        return made
+        return _faiss.SearchParametersIVF(nprobe=probes, **options)
 
     def search(self, queries: F32, k: int, probes: int, selector: Any = None) -> tuple[F32, I64]:
         """Return what faiss finds in the `probes` nearest lists: products or squared distances, and ids."""

@@ -162,7 +162,7 @@ class VectorState(ShardSnapshot):
         """Return the distances and internal ids of the `k` nearest vectors of each query; inf and -1 where none is."""
         self.snapshot.check_open()
         for query in queries[:SAMPLED_EACH]:
-            self._live.sample.add(query.copy())
+            self._live.sample.add(query)
         view = self._index
         if view is None or not view.index.loaded:
             lists = None if exact or where is not None else self._live.stored_lists(self.snapshot, len(queries))

@@ -30,12 +30,12 @@ class SearchedQueries:
         self._adapted: tuple[weakref.ref[VectorIndex], int] | None = None  # the kernel that was measured, its changes
 
     def add(self, query: F32) -> None:
-        """Keep some of the queries that are searched; `query` must not change."""
+        """Keep a copy of some of the queries that are searched."""
         self._searches = number = self._searches + 1
         if number <= SAMPLE_MAX:
-            self._queries.append(query)
+            self._queries.append(query.copy())
         elif not number % SAMPLE_EVERY:
-            self._queries[number // SAMPLE_EVERY % len(self._queries)] = query
+            self._queries[number // SAMPLE_EVERY % len(self._queries)] = query.copy()
 
     def adapt(self, index: VectorIndex) -> None:
         """Choose how many lists a search looks at by the recall of the sample.

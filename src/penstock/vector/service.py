@@ -57,11 +57,11 @@ class VectorService(TableService):
         self._partition = partitions_of(info)[0]
 
     def perform(self, name: str, request: Any) -> list[Hit]:
-        """Search one vector: `request` is (vector as bytes of the right length, k, probes, where)."""
-        data, k, probes, where = request
+        """Search one vector: `request` is (vector of the right length, k, probes, where)."""
+        vector, k, probes, where = request
         machine: VectorMachine = self._host.machine(self._partition)
-        live, vector = machine.live, np.frombuffer(data, np.float32)
-        cache, square = live.cache, float(vector.dot(vector))
+        live, square = machine.live, float(vector.dot(vector))
+        cache = live.cache
         if not SQUARE_MIN < square < SQUARE_MAX:
             check_vectors(vector.reshape(1, -1), self._options)  # NaN, or zero with cosine
         for _ in range(ATTEMPTS):
@@ -80,16 +80,17 @@ class VectorService(TableService):
                     distances, numbers = found
             except Backpressure:
                 continue  # a change of the kernel failed since: load it again
-            records = list(map(cache.records.get, numbers))
-            if None in records:
+            live.sample.add(vector)
+            if not numbers:
+                return []
+            try:
+                names, attributes = zip(*map(cache.records.get, numbers))  # noqa: B905
+            except TypeError:  # some are not cached
                 records = [cache.record(number, machine.tree.view.get) for number in numbers]
                 if None in records:
                     continue  # one was deleted since the search: search again
-            live.sample.add(vector)
-            if not records:
-                return []
+                names, attributes = zip(*records)  # noqa: B905
             # The constructor of a Hit is a function of Python: `tuple.__new__` takes half its time.
-            names, attributes = zip(*records)  # noqa: B905
             return list(map(_new, _hits, zip(names, distances, attributes)))  # noqa: B905
         return self._in_snapshot(machine, vector, request)
 
@@ -154,7 +155,7 @@ class VectorService(TableService):
         """Do nothing: no call waits."""
 
 
-def check_search_call(name: str, argument: bytes, options: VectorOptions) -> tuple[bytes, int, int, Any]:
+def check_search_call(name: str, argument: bytes, options: VectorOptions) -> tuple[F32, int, int, Any]:
     """Decode and check the argument of a call; `Invalid` if it is malformed."""
     if name != SEARCH:
         raise Invalid(f"a vector table takes no call {name!r}")
@@ -169,4 +170,4 @@ def check_search_call(name: str, argument: bytes, options: VectorOptions) -> tup
     check_vectors(np.frombuffer(call.vector, "<f4").reshape(1, -1), options)
     if call.where is not None:
         compile_condition(call.where, pa.schema([]))
-    return call.vector, call.k, call.probes, call.where
+    return np.frombuffer(call.vector, np.float32), call.k, call.probes, call.where

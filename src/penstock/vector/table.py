@@ -134,7 +134,7 @@ class VectorTable(VectorReader):
                 if type(k) is not int or not 0 < k <= K_MAX:
                     k = check_k(k)
                 request = (
-                    query.tobytes(),
+                    query,  # a client sends its bytes
                     k,
                     0 if probes is None else check_probes(probes),
                     None if where is None else self._plain_condition(where),
