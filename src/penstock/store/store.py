@@ -168,6 +168,8 @@ class Store(OpenedParts):
                 with self._derived.turn(info):  # a step that was planned before would bring back what is dropped
                     vector_kind().reset(self._port, info)
             self._port.flush(None)
+            for partition in partitions_of(info):
+                self._port.machine(partition)  # waits until it has what was written so far
             return self._derived.derive_now(info)
 
     def recover(self) -> None:
