@@ -138,7 +138,7 @@ class Store(OpenedParts):
 
     def _compact(self, info: TableInfo, timeout_s: float) -> CompactionReport:
         for partition in partitions_of(info):
-            self._dispatcher.partition(partition)  # open it: a shard that was not used yet has files, too
+            self._port.machine(partition)  # open it, for it has files, and wait until it has what was written so far
         trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == info.table_id]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
