@@ -18,7 +18,8 @@ GUIDE = {"PlanBatch": 2, "ScanRanges": 1, "Write": 1}  # what docs/guide/spark.m
 
 def requests(store: Store) -> Counter[str]:
     """How many requests of each name the owner has answered, but for those by which a new process connects."""
-    (samples,) = [family.samples for family in store.metrics.families() if family.name == "requests_total"]
+    families = [family for family in store.metrics.families() if family.name == "requests_total"]
+    samples = families[0].samples if families else {}  # there are none before the first client
     found = Counter(
         {name: round(count) for (name,), count in samples.items() if isinstance(count, float | int) and count}
     )
