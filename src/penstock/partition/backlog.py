@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -55,7 +56,7 @@ class Partition:
         self.late = False  # entries wait or an apply failed: readers wait, or are refused. Read without a lock
         self.guarded = False  # writers must ask `PartitionAdmission.admit`; read without a lock
         self.slow_tree: Tree | None = None  # its maintenance is behind: writers are slowed. Read without a lock
-        self.claim: object | None = None  # the thread that applies the backlog
+        self.claim: threading.Thread | None = None  # the thread that applies the backlog
         self.is_scheduled = False  # a worker will claim it; a hint
         self.is_dropped = False
         self.is_storing = False  # a checkpoint writes its files, or hangs in them
@@ -68,6 +69,11 @@ class Partition:
         self.retry_at_s = 0.0
         self.error: Exception | None = None  # of the last failure
         self.refusal: PenstockError | None = None  # why writes are refused until `resume`
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether another thread applies the backlog. A claim of this one is what an interrupt left behind."""
+        return self.claim is not None and self.claim is not threading.current_thread()
 
     @property
     def behind(self) -> PenstockError | None:
@@ -157,7 +163,7 @@ class Backlogs:
         if partition in self.behind:
             self._count(partition, -len(partition.backlog), -partition.backlog_bytes)
             self.behind.discard(partition)
-        if partition.claim is None:
+        if not partition.is_claimed:
             self._on_released(partition)
 
     def is_crowded(self) -> bool:
@@ -213,10 +219,10 @@ class Backlogs:
 
     def drain(self, partition: Partition) -> None:
         """Apply the backlog until it is empty or an entry fails, unless another thread does. Requires: no lock."""
-        claim = object()
+        claim = threading.current_thread()
         try:
             with self._turn:
-                if partition.claim is None and not partition.is_dropped:
+                if not partition.is_claimed and not partition.is_dropped:
                     partition.claim = claim
             if partition.claim is claim:
                 self._drain(partition)
@@ -228,9 +234,9 @@ class Backlogs:
         self._stopped = True
         with self.moved:
             self.movers += 1
-            self.moved.wait_for(lambda: all(partition.claim is None for partition in partitions), timeout_s)
+            self.moved.wait_for(lambda: not any(partition.is_claimed for partition in partitions), timeout_s)
 
-    def _release(self, partition: Partition, claim: object) -> None:
+    def _release(self, partition: Partition, claim: threading.Thread) -> None:
         """Return a claim, even if interrupted, and let a worker go on if entries are left."""
         released = False
         for _ in range(_RELEASE_ATTEMPTS):

@@ -192,7 +192,7 @@ class Dispatcher(Moments):
                     threads.raise_interrupt(error)
                     self._report_unopened(number, error)
         for partition in partitions:
-            if partition.machine.broken and not partition.failures and partition.claim is None:
+            if partition.machine.broken and not partition.failures and not partition.is_claimed:
                 with self.turn:  # a sync failed, and there was no write since
                     partition.failures, partition.late, partition.guarded = 1, True, True
                     partition.error = partition.error or DiskFailed("a sync of its files failed")
@@ -294,7 +294,7 @@ class Dispatcher(Moments):
     @property
     def hanging(self) -> list[Partition]:
         """Partitions to which a thread still applies."""
-        return [partition for partition in list(self._partitions.values()) if partition.claim is not None]
+        return [partition for partition in list(self._partitions.values()) if partition.is_claimed]
 
     def close(self) -> None:
         """Close every partition, except those whose files hang: a thread may still write to them."""
@@ -305,7 +305,7 @@ class Dispatcher(Moments):
         self.backlogs.stop(partitions, min(self.admission.settings.stall_s, CLOSE_WAIT_S))
         with ExitStack() as stack:
             for partition in partitions:
-                if partition.claim is None:
+                if not partition.is_claimed:
                     stack.callback(partition.machine.close)
                     stack.callback(partition.spill.close)
                     self._partitions.pop(partition.descriptor.partition, None)
