@@ -268,7 +268,7 @@ def test_aggregates(
             key = group, time // step * step if step else None
             wanted.setdefault(key, {}).setdefault(labels, []).append((time, value))
             if place:
-                rise = value - some[place - 1][1] if value >= some[place - 1][1] else value
+                rise = value if value < some[place - 1][1] else value - some[place - 1][1]  # NaN is no reset
                 rises[key] = rises.get(key, 0.0) + rise
     if function in ("rate", "increase"):
         results: dict[Any, Any] = {key: v / (step / 1e6) if function == "rate" else v for key, v in rises.items()}
