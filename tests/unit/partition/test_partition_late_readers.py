@@ -119,8 +119,10 @@ def a_state_is_taken(store: Any, gates: Gates) -> tuple[Partition, Call]:
     store.queue("q").put(b"0", durable=True)
     assert rows_of(store) == 1
     partition = partition_of(store, "q")
+    await_true(lambda: not partition.late)
     gates.apply.clear()
     gates.snapshot.clear()
+    gates.in_snapshot.clear()
     store.queue("q").put(b"1", durable=True)
     first = Call(lambda: rows_of(store))
     await_true(lambda: len(partition.markers) == 1)
