@@ -23,6 +23,8 @@ from penstock.partition.roster import _Opening
 from penstock.partition.workers import Workers
 from penstock.queue.machine import QueueMachine
 from penstock.queue.persistent import PersistentQueue
+from penstock.store.dropped import DroppedShards
+from penstock.store.opening import OpenedParts
 from penstock.store.services import TableServices
 from penstock.testing import FakeClock, SimulatedDisk
 
@@ -423,6 +425,37 @@ def test_one_that_costs_all_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(_Opening, "is_given", never, raising=False)
     with penstock.open(tmp_path / "store", settings=settings()) as store:
         assert busy_with_a_hung_opening(store, monkeypatch, threading.Event()) == 4
+
+
+def is_retried(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether an apply that failed is tried again, while the files of a dropped table hang."""
+    healed, left, apply = threading.Event(), [1], KvMachine.apply
+
+    def failing(machine: KvMachine, entry: Entry) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("the disk fails")
+        apply(machine, entry)
+
+    monkeypatch.setattr(DroppedShards, "remove", lambda dropped: healed.wait(60))
+    with penstock.open(path, settings=settings(backoff_s=0.01)) as store:
+        monkeypatch.setattr(KvMachine, "apply", failing)
+        store.kv("t").put(b"k", b"v", durable=True)
+        partition, end_s = store._dispatcher.partition(store.kv("t")._partitions[0]), time.monotonic() + 1.0
+        while partition.late and time.monotonic() < end_s:
+            store._wake("retry")
+            time.sleep(0.01)
+        healed.set()
+        return not partition.late
+
+
+def test_a_dropped_table_that_hangs_does_not_stop_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_retried(tmp_path / "store", monkeypatch)
+
+
+def test_one_that_stops_them_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenedParts, "_retry_task", OpenedParts._dropped_task)
+    assert not is_retried(tmp_path / "store", monkeypatch)
 
 
 class _Interrupt(BaseException):
