@@ -277,7 +277,7 @@ class Backlogs:
             self._failed(partition, error)
             early = partition.failures > 0  # otherwise it was set aside
         end_s = self._clock.monotonic_s() + SLICE_S
-        while not early and partition.failures < self._settings.attempts_max and not partition.is_dropped:
+        while not early and partition.refusal is None and not partition.is_dropped:
             try:
                 if partition.failures:
                     self.renew(partition)

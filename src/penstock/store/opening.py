@@ -409,7 +409,7 @@ class OpenedParts(Tables):
         self._save_time()
         self._governor.rebalance()
         self._space.reclaim()
-        if not self._started:
+        if not self.settings.background:  # else `_dropped_task` does it
             self._dropped.remove()
         return TaskLoad.BUSY if behind else TaskLoad.IDLE
 

@@ -12,7 +12,7 @@ import pytest
 from store_model import open_simulated
 
 import penstock
-from penstock.errors import PartitionPaused, PenstockError, Poisoned
+from penstock.errors import PartitionPaused, PenstockError, Poisoned, WaitExpired
 from penstock.kv.machine import KvMachine
 from penstock.partition import checkpoint
 from penstock.partition.backlog import Backlogs, Partition
@@ -181,7 +181,7 @@ def test_a_barrier_that_comes_before_a_reader_is_reached(tmp_path: Path, gates: 
 def test_one_that_is_removed_instead_is_seen(tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backlogs, "_reach", reach_all)
     with penstock.open(tmp_path / "store", settings=settings()) as store:
-        assert isinstance(earlier_barrier(store, gates), penstock.WaitExpired)
+        assert isinstance(earlier_barrier(store, gates), WaitExpired)
 
 
 def hung_queue(store: Any, gates: Gates) -> int:
