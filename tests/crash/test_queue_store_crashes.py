@@ -57,7 +57,7 @@ def short_crashes() -> None:
 
 
 def test_every_torn_crash() -> None:
-    """The strict ones are those of `test_every_crash`."""
+    """The strict ones of this scenario are a campaign; by default `test_every_crash` has those of the longer one."""
     assert explore(ShortQueueStore(), modes=("torn",), depth=1).missing(*STEPS) == []
 
 

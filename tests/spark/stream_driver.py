@@ -84,6 +84,7 @@ def route_to(tables: str, mark: str = "") -> Route:
                 "timestamp_micros(unix_micros(current_timestamp()) + sequence) time",
                 "double(sequence) value",
             ),
+            "points": frame.selectExpr("uuid() id", "array(float(shard), float(sequence)) vector", "shard", "sequence"),
         }
 
     return route

@@ -62,6 +62,18 @@ class Orders:
         assert self.events.consumer("c").lag == 0
 
 
+@pytest.fixture(autouse=True, scope="module")
+def compiled(spark: Any) -> Iterator[None]:
+    """A search evaluates plans as users have them, with the code that Spark makes of each; other tests go without."""
+    usual = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    before = {name: spark.conf.get(name) for name in usual}
+    for name, value in usual.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
 @pytest.fixture
 def orders(store: Store) -> Orders:
     return Orders(store)

@@ -48,6 +48,7 @@ class Input:
         store.kv("latest")
         store.queue("dead")
         store.series("seen", shards=2)
+        store.vector("points", dimensions=2, metric="euclidean", shards=2)  # an id for each attempt
         self.put: list[tuple[bytes, bytes]] = []  # key, payload
         self.broken: list[bytes] = []  # payloads that the route `broken` fails on
 
@@ -80,6 +81,13 @@ class Input:
                 samples = self.store.series("seen").select(f'seen{{shard="{shard}"}}')
                 good = [one for one in messages if one["shard"] == shard and one["payload"] not in self.broken]
                 assert sorted(samples["value"].to_pylist()) == sorted(one["sequence"] for one in good)
+            points = self.store.vector("points").to_arrow().to_pylist()
+            places = [(round(x), round(y)) for x, y in (row["vector"] for row in points)]
+            attributes = [json.loads(row["attributes"]) for row in points]
+            assert [(some["shard"], some["sequence"]) for some in attributes] == places
+            assert sorted(places) == sorted(
+                (one["shard"], one["sequence"]) for one in messages if one["payload"] not in self.broken
+            )
         assert self.events.consumer("c").lag == 0
 
 

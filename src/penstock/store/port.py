@@ -328,9 +328,13 @@ class LocalPort(LiveReading):
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard
+        machine = self.machine(partition)  # first: an earlier load of these files may be late, and remove them
         reference = self._staging.accept(table_of(partition), files)
         try:
-            kind.check_staged(self.machine(partition), reference.files)
+            kind.check_staged(machine, reference.files)
+        except FileNotFoundError as error:  # removed meanwhile
+            self._staging.release(file.chunk_id for file in reference.files)
+            raise Invalid(f"{error.filename} is not staged (any more): stage and build it again") from error
         except BaseException:
             self._staging.release(file.chunk_id for file in reference.files)
             raise

@@ -138,7 +138,7 @@ class Store(OpenedParts):
 
     def _compact(self, info: TableInfo, timeout_s: float) -> CompactionReport:
         for partition in partitions_of(info):
-            self._dispatcher.partition(partition)  # open it: a shard that was not used yet has files, too
+            self._port.machine(partition)  # open it, for it has files, and wait until it has what was written so far
         trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == info.table_id]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
@@ -168,6 +168,8 @@ class Store(OpenedParts):
                 with self._derived.turn(info):  # a step that was planned before would bring back what is dropped
                     vector_kind().reset(self._port, info)
             self._port.flush(None)
+            for partition in partitions_of(info):
+                self._port.machine(partition)  # waits until it has what was written so far
             return self._derived.derive_now(info)
 
     def recover(self) -> None:

@@ -107,17 +107,20 @@ def test_a_port_that_is_taken_is_told_and_leaves_nothing_open(store: Store, tmp_
 
 
 def test_a_forked_child_does_not_keep_it(store: Store) -> None:
-    port, (reading, writing) = port_of(store), os.pipe()
+    port, (reading, writing), (ready, begun) = port_of(store), os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writing)
+        os.write(begun, b"x")
         os.read(reading, 1)  # lives until the parent has looked
         os._exit(0)
     os.close(reading)
     try:
+        assert os.read(ready, 1) == b"x"  # what a fork does in the child is done
         store.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
     finally:
-        os.close(writing)
+        for pipe in (writing, ready, begun):
+            os.close(pipe)
         os.waitpid(child, 0)

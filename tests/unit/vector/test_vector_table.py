@@ -327,6 +327,7 @@ def test_what_does_not_fit_memory_is_searched_in_files(store: Store) -> None:
     assert machine.live._budget.bytes_max == 1 << 30  # that of the store
     machine.live._budget.bytes_max = 100_000
     docs.upsert([str(n) for n in range(2_000, 3_000)], 1e3 + rows[2_000:], durable=True)  # it grows too large
+    machine = store.port.machine(partitions_of(info)[0])  # waits until it is applied
     assert machine.live.index is None
     docs.upsert("5", rows[5], {"n": 5}, durable=True)
     assert ids(docs.search(rows[5], k=1)) == ["5"]
