@@ -277,7 +277,7 @@ def test_the_service_of_one_table_does_not_wait_for_another(tmp_path: Path, gate
     with penstock.open(tmp_path / "store", settings=settings()) as store:
         hung_queue(store, gates)
         store.queue("well")
-        hung, well = store._port.table("q"), store._port.table("well")
+        hung, well = store.queue("q")._info, store.queue("well")._info
         services, defective = TableServices(store._port), TableServices(store._port)
         defective._making = _OneLock()
         made, also = Call(lambda: services.of(hung)), Call(lambda: defective.of(hung))
