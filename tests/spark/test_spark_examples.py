@@ -98,7 +98,7 @@ def test_streams_that_cannot_begin(spark: Any, store: Store, folder: str, tmp_pa
     store.queue("others", shards=2)
     given: dict[str, Any] = {"source": "events", "consumer": "c", "batch": lambda frame: {}, "available_now": True}
     for wrong, error, words in (
-        ({"source": "totals"}, KindMismatch, "table totals is of the kind kv, which cannot be streamed"),
+        ({"source": "totals"}, KindMismatch, "table totals of the kind kv has no change feed: .*changes=True"),
         ({"dead_letter": "totals"}, Invalid, "dead_letter is totals, which takes no messages .*: give a queue"),
         ({"dead_letter": "ded"}, NotFound, "there is no table ded in .*: it has events, others, totals; make a new"),
         ({"consumer": ""}, Invalid, "say who reads: consumer='name'"),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -56,7 +57,7 @@ class Partition:
         self.late = False  # entries wait or an apply failed: readers wait, or are refused. Read without a lock
         self.guarded = False  # writers must ask `PartitionAdmission.admit`; read without a lock
         self.slow_tree: Tree | None = None  # its maintenance is behind: writers are slowed. Read without a lock
-        self.claim: object | None = None  # the thread that applies the backlog
+        self.claim: threading.Thread | None = None  # the thread that applies the backlog
         self.is_scheduled = False  # a worker will claim it; a hint
         self.is_dropped = False
         self.is_storing = False  # a checkpoint writes its files, or hangs in them
@@ -69,6 +70,11 @@ class Partition:
         self.retry_at_s = 0.0
         self.error: Exception | None = None  # of the last failure
         self.refusal: PenstockError | None = None  # why writes are refused until `resume`
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether another thread applies the backlog. A claim of this one is what an interrupt left behind."""
+        return self.claim is not None and self.claim is not threading.current_thread()
 
     @property
     def behind(self) -> PenstockError | None:
@@ -94,7 +100,7 @@ class Partition:
     @property
     def is_used(self) -> bool:
         """Whether a thread works in its files."""
-        return self.claim is not None or self.is_storing
+        return self.is_claimed or self.is_storing
 
     @property
     def watermarks(self) -> SegmentedWatermarks:
@@ -169,7 +175,7 @@ class Backlogs:
             self._count(partition, -len(partition.backlog), -partition.backlog_bytes)
             self.behind.discard(partition)
         partition.is_dropped = True
-        if partition.claim is None:
+        if not partition.is_claimed:
             self._on_released(partition)
 
     def is_crowded(self) -> bool:
@@ -226,10 +232,10 @@ class Backlogs:
 
     def drain(self, partition: Partition) -> None:
         """Apply the backlog until it is empty or an entry fails, unless another thread does. Requires: no lock."""
-        claim = object()
+        claim = threading.current_thread()
         try:
             with self._turn:
-                if partition.claim is None and not partition.is_dropped:
+                if not partition.is_claimed and not partition.is_dropped:
                     partition.claim = claim
             if partition.claim is claim:
                 self._drain(partition)
@@ -249,7 +255,7 @@ class Backlogs:
             with self.moved:
                 self.moved.notify_all()
 
-    def _release(self, partition: Partition, claim: object) -> None:
+    def _release(self, partition: Partition, claim: threading.Thread) -> None:
         """Return a claim, even if interrupted, and let a worker go on if entries are left."""
         released = False
         for _ in range(_RELEASE_ATTEMPTS):

@@ -200,7 +200,7 @@ class Dispatcher(Moments):
                     threads.raise_interrupt(error)
                     self._report_unopened(number, error)
         for partition in partitions:
-            if partition.machine.broken and not partition.failures and partition.claim is None:
+            if partition.machine.broken and not partition.failures and not partition.is_claimed:
                 with self.turn:  # a sync failed, and there was no write since
                     partition.failures, partition.late, partition.guarded = 1, True, True
                     partition.error = partition.error or DiskFailed("a sync of its files failed")

@@ -89,7 +89,7 @@ class Moments(Roster):
                         f"shard {partition.descriptor.shard} of {partition.descriptor.name} has not applied record "
                         f"{marker.lsn} in time ({len(partition.backlog)} entries wait): retry later"
                     )
-                if partition.claim is None:
+                if not partition.is_claimed:
                     self.backlogs.schedule(partition)
                 marker.wait(min(left_s, POLL_S, self.admission.settings.stall_s))
         except BaseException:

@@ -173,7 +173,10 @@ def test_the_index_is_repaired_from_data(tmp_path: Path) -> None:
         assert docs.statistics().trained
         found = table(docs, rows[:20], exact=True)
         assert store.reindex("docs", rebuild=True)
-        assert table(docs, rows[:20], exact=True).equals(found)
+        again = table(docs, rows[:20], exact=True)
+        assert again.drop_columns("distance").equals(found.drop_columns("distance"))
+        # The last digits of a distance depend on where vectors lie in memory.
+        np.testing.assert_allclose(again["distance"], found["distance"], rtol=1e-5, atol=1e-5)
         assert recall(docs, rows[:40]) >= 0.95
         with pytest.raises(NotFound):
             store.reindex("nothing")
