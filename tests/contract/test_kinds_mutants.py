@@ -114,7 +114,7 @@ class QueriesForEver(AccountsKind):
         self, info: TableInfo, name: str, argument: bytes, shards: Sequence[AccountsSnapshot], context: QueryContext
     ) -> Iterator[Any]:
         class Patient:
-            time_us = 0
+            lsn = time_us = 0
 
             def check(self) -> None: ...
 

@@ -291,6 +291,9 @@ def test_a_client_sees_only_tables_it_may_read(store: Store) -> None:
     for request in (wire.ReadMetrics(), wire.ReadStatistics(), wire.AwaitView(0, 0.0), wire.AwaitView(0, 1.0)):
         with pytest.raises(Invalid, match="right to read any table"):
             gateway.answer(wire.pack(request), Rights(client="stranger"))
+    for wrong in (-1.0, float("nan")):  # a hostile client must not wait for ever
+        view = wire.unpack(gateway.answer(wire.pack(wire.AwaitView(1 << 60, wrong)), LOCAL), penstock.StoreView)
+        assert view.applied_epoch < 1 << 60
 
 
 def test_the_command_prints_them(store: Store, tmp_path: Path) -> None:
@@ -453,6 +456,14 @@ def test_a_trace_that_fails_changes_nothing(tmp_path: Path, caplog: pytest.LogCa
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         StoreSettings(**wrong)
+
+
+def test_the_trees_of_a_feed_have_a_label_of_their_own(store: Store) -> None:
+    store.kv("fed", shards=2, changes=True).put_many({b"%d" % n: b"v" for n in range(20)}, durable=True)
+    samples = read(store.metrics.exposition())
+    of_trees = [dict(labels) for name, labels in samples if name == "memtable_bytes"]
+    shards = {labels["shard"] for labels in of_trees if labels["table"] == "fed"}
+    assert shards == {"0", "1", "0/changes", "1/changes"}
 
 
 # -- while others are at work

@@ -145,6 +145,10 @@ class QueryContext(Protocol):
     """What a running query may use."""
 
     @property
+    def lsn(self) -> int:
+        """The LSN that is read."""
+
+    @property
     def time_us(self) -> int:
         """The store's time at the LSN that is read."""
 

@@ -34,7 +34,7 @@ from penstock.partition.ledger import TableInfo
 BOUNDS, SIZES = "change_bounds", "change_sizes"
 QUERIES = frozenset((CHANGES, BOUNDS, SIZES))
 LSN_MAX = (1 << 62) - 1
-BATCH_ROWS = 8_192  # small commits are combined
+BATCH_ROWS, BATCH_BYTES = 8_192, 8 << 20  # small commits are combined, up to about these
 
 
 class FeedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -92,6 +92,11 @@ class ChangeFeed(InThisProcess):
         self._info = info
         self._columns = columns  # of the table
         start = 0 if after is None else whole(after, "after", 0, LSN_MAX - 1) + 1
+        if 1 < start <= info.created_lsn:  # with 1 a reader begins
+            raise NotFound(
+                f"table {info.name} was created at LSN {info.created_lsn}, after LSN {after}, which is of an earlier "
+                "table of this name or of another store: begin anew with changes()"
+            )
         self._argument = encode_request([(shard, start, LSN_MAX) for shard in range(info.shards)])
 
     def __repr__(self) -> str:
@@ -151,6 +156,12 @@ class FeedQueries(Queryable):
             )
             return
         request = _request.decode(argument)
+        ahead = max((start for _, start, end in request.ranges if end == LSN_MAX), default=0) - 1
+        if ahead > context.lsn:
+            raise NotFound(
+                f"changes of {info.name} after LSN {ahead} are not there: the store, or the snapshot, is at LSN "
+                f"{context.lsn}; that LSN is of another store, or this one was restored: begin anew with changes()"
+            )
         sources = [_parts(info, feeds[one[0]], one, skip=request.skip) for one in request.ranges]
         merged = heapq.merge(*sources, key=lambda one: one[1][0])
         if name == SIZES:
@@ -158,14 +169,14 @@ class FeedQueries(Queryable):
                 context.check()
                 yield pa.record_batch({"shard": [shard], "lsn": [lsn], "rows": [rows], "bytes": [len(data)]})
             return
-        some, rows = list[Any](), 0
+        some, rows, size = list[Any](), 0, 0
         for shard, part in merged:
             context.check()
             some.append(change_batch(self._kind, info.options, shard, part))
-            rows += some[-1].num_rows
-            if rows >= BATCH_ROWS:
+            rows, size = rows + some[-1].num_rows, size + some[-1].nbytes
+            if rows >= BATCH_ROWS or size >= BATCH_BYTES:
                 yield pa.concat_batches(some)
-                some, rows = [], 0
+                some, rows, size = [], 0, 0
         if some:
             yield pa.concat_batches(some)
 

@@ -9,7 +9,7 @@ that the feed has: a change is in the feed if and only if its record is applied,
 
 Rows of the tree (numbers big-endian; see docs/format/changes.md):
     c <lsn> <part>           changes: a header, then the bytes of the kind
-    d <time> <key>           a deadline: a row that expires
+    d <time> <key>           a deadline: a row that expires; a very long key is the value, see `_deadline_row`
     f                        the floor: changes up to this LSN were trimmed
 
 Retention trims the feed with the next record of the shard. It is not journalled: it loses no write, and a trim that a
@@ -23,17 +23,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from penstock.arguments import flag, in_short, seconds, whole
 from penstock.errors import CorruptionError, Invalid
-from penstock.lsm.maintenance import Maintenance
+from penstock.host import threads
+from penstock.lsm.maintenance import COMPANION, Maintenance
 from penstock.lsm.memtable import Edit, Memtable
-from penstock.lsm.rows import NEVER, fixed_array
+from penstock.lsm.rows import KEY_BYTES_MAX, NEVER, fixed_array
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import PartitionDescriptor
@@ -42,8 +45,8 @@ CHANGES = "changes"  # the folder of a feed in that of its shard, and the query 
 AGE_S, AGE_S_MAX = 7 * 86_400.0, 1e11
 BYTES_MAX = (1 << 62) - 1
 PART_BYTES = 4 << 20  # of the changes that one row holds, about
-LOADED_BYTES = 64 << 20  # of the changes of a load that are in memory at once
-TRIM_PARTS_MAX = 10_000  # in one step
+LOADED_BYTES = 64 << 20  # of changes that are in memory at once, about, while they are written to files
+TRIM_PARTS_MAX = 200_000  # in one step: more commits than a shard gets from one step to the next
 
 INSERT, PREIMAGE, POSTIMAGE, REMOVAL = range(4)  # as stored
 NAMES = ("insert", "update_preimage", "update_postimage", "delete")
@@ -151,6 +154,7 @@ class Feed:
         self._next = 0, self._state  # the last record begun, and the state after it
         self._trim_upto = self._state.floor  # changes up to this LSN go with the next record
         self._earliest_us: int | None = None  # the first deadline that is not met; None: not known
+        self._due: tuple[int, list[tuple[int, bytes]]] = 0, []  # the last record that met deadlines, and these
 
     # -- writing
 
@@ -162,17 +166,26 @@ class Feed:
         self,
         lsn: int,
         time_us: int,
-        parts: Sequence[ChangePart],
+        changes: Iterable[ChangePart],
         met_us: int | None = None,
     ) -> None:
         """Add the changes of a record; remove the deadlines up to `met_us`.
 
+        Many changes, as of a range delete with preimages, are written to files part by part: memory may not hold them.
         Requires: `lacks(lsn)`, and the record is not applied. An interrupted call is repeated.
         """
+        groups = _grouped(changes)
+        parts, more = next(groups, []), next(groups, None)
+        if more is not None:
+            everything = chain(parts, more, chain.from_iterable(groups))
+            threads.run_uninterrupted(lambda: self.record_files(lsn, time_us, everything))
+            return
         self._settle()
         puts, total = _rows_of(lsn, time_us, parts, self._state.total)
-        if met_us is not None or any(part.deadlines for part in parts):
+        if met_us is not None:
             self._earliest_us = None
+        elif self._earliest_us is not None:
+            self._earliest_us = min([self._earliest_us, *(at_us for part in parts for at_us, _ in part.deadlines)])
         ranges: list[tuple[bytes, bytes]] = []
         if met_us is not None:
             ranges.append((_DEADLINE, _deadline_key(met_us + 1, b"")))
@@ -199,7 +212,7 @@ class Feed:
         self._settle()
 
     def record_files(self, lsn: int, time_us: int, parts: Iterable[ChangePart]) -> None:
-        """Add the changes of a load, of any size, to files. Requires: as for `record`."""
+        """Add changes of any size, as those of a load, to files. Requires: as for `record`."""
         self._settle()
 
         def memtables() -> Iterator[Memtable]:
@@ -224,14 +237,22 @@ class Feed:
 
     # -- rows that expire
 
-    def due(self, after_us: int, time_us: int) -> list[tuple[int, bytes]]:
-        """Return the deadlines in (after_us, time_us], in order. Requires: those up to `after_us` are met."""
+    def due(self, lsn: int, after_us: int, time_us: int) -> list[tuple[int, bytes]]:
+        """Return the deadlines in (after_us, time_us] that a record meets. Requires: those up to `after_us` are met."""
+        if self._due[0] == lsn:  # an interrupt came after they were deleted, and before all of the record was there
+            return self._due[1]
         if self._earliest_us is None:
             self._earliest_us = self._first_deadline(after_us)
         if self._earliest_us > time_us:
             return []
         start, end = _deadline_key(after_us + 1, b""), _deadline_key(time_us + 1, b"")
-        return [(_U64.unpack_from(key, 1)[0], key[9:]) for key, _ in self.tree.scan(start, end)]
+        rows = self.tree.scan(start, end)
+        due = [(_U64.unpack_from(key, 1)[0], whole_key or key[9:]) for key, whole_key in rows]
+        if due:
+            self._due = lsn, due
+        else:
+            self._earliest_us = None  # it was that of a record that an interrupt ended
+        return due
 
     def _first_deadline(self, after_us: int) -> int:
         first = next(self.tree.scan(_deadline_key(after_us + 1, b""), _FLOOR, limit=1), None)
@@ -309,10 +330,16 @@ class FeedSnapshot:
 
 
 def open_feed(maintenance: Maintenance, descriptor: PartitionDescriptor, tree: Tree, options: ChangeOptions) -> Feed:
-    """Open the feed of a shard whose rows are in `tree`."""
-    folder = f"{descriptor.folder}/{CHANGES}"
-    companion = maintenance.open_companion(descriptor.table_id, descriptor.shard, folder, tree)
-    return Feed(companion, maintenance, options)
+    """Open the feed of a shard whose rows are in `tree`, or close that, too: the shard is opened again later."""
+    table, shard = descriptor.table_id, descriptor.shard
+    try:
+        return Feed(
+            maintenance.open_companion(table, shard, f"{descriptor.folder}/{CHANGES}", tree), maintenance, options
+        )
+    except BaseException:
+        for number in (COMPANION + shard, shard):
+            maintenance.close_tree(table, number)
+        raise
 
 
 def feed_schema(columns: pa.Schema) -> pa.Schema:
@@ -345,8 +372,7 @@ def _rows_of(
     for number, part in enumerate(parts, first):
         total += len(part.data)
         rows[_KEY.pack(_CHANGE, lsn, number)] = _HEADER.pack(time_us, total, part.rows, 0) + part.data
-        for deadline in part.deadlines:
-            rows[_deadline_key(*deadline)] = b""
+        rows.update(_deadline_row(*deadline) for deadline in part.deadlines)
     return rows, total
 
 
@@ -379,3 +405,12 @@ def _header(value: bytes) -> tuple[int, int, int, int]:
 
 def _deadline_key(time_us: int, key: bytes) -> bytes:
     return _DEADLINE + _U64.pack(time_us) + key
+
+
+def _deadline_row(time_us: int, key: bytes) -> tuple[bytes, bytes]:
+    """Return the row of a deadline. A key too long for that is its value, and a hash of it ends the row's key."""
+    room = KEY_BYTES_MAX - len(_DEADLINE) - _U64.size
+    if len(key) <= room:
+        return _deadline_key(time_us, key), b""
+    digest = xxhash.xxh3_128_digest(key)
+    return _deadline_key(time_us, key[: room - len(digest)] + digest), key

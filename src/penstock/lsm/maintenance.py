@@ -25,6 +25,7 @@ from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
+from penstock.lsm.index import Summary
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.sstable import Sstable
@@ -141,14 +142,15 @@ class Maintenance:
     def append_files(self, tree: Tree, parts: Iterable[Memtable], lsn: int, time_us: int) -> None:
         """Write an edit of any size to files, part by part, and install it whole. Requires: its keys are new."""
         self.flush(tree)
-        catalog, ids, added = self._catalog(tree), list[int](), list[FileMeta]()
+        catalog, ids, summaries = self._catalog(tree), list[int](), list[Summary]()
         try:
             for part in parts:
                 some = self._work.reserve(files_of(part))
                 ids += some
                 tree.use.announce(some)
-                summaries = self._files.write(part, catalog, some)
-                added += [catalog.describe(summary, level=0, run=some[0]) for summary in summaries]
+                summaries += self._files.write(part, catalog, some)
+            runs = split_into_runs([(summary.start, summary.end, summary.chunk_id) for summary in summaries])
+            added = [catalog.describe(summary, level=0, run=runs[summary.chunk_id]) for summary in summaries]
             files = self._files.open_all(added)
             self._manifest.apply(
                 catalog.publish(added, stored=(lsn, time_us), operators=tree.operators, sealing=self._files.sealing)

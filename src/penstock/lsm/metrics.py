@@ -20,7 +20,7 @@ from penstock.host.metrics import (
     gauge,
     histogram,
 )
-from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.maintenance import COMPANION, Maintenance
 from penstock.lsm.tree_jobs import METRIC_COMPACTION_BYTES, METRIC_COMPACTION_US, METRIC_FLUSH_BYTES, METRIC_FLUSH_US
 from penstock.manifest.records import MetricRecord
 
@@ -44,7 +44,8 @@ def _tree_families(maintenance: Maintenance, name_of: Callable[[int], str | None
         now, name = tree.statistics(), name_of(catalog.db_id)
         if name is None:  # dropped meanwhile
             continue
-        key = (name, str(catalog.shard))
+        shard = catalog.shard
+        key = (name, str(shard) if shard < COMPANION else f"{shard - COMPANION}/changes")
         by_tree["active_memtable_size"][key] = now.active_memtable_bytes
         by_tree["memtable_bytes"][key] = now.memtable_bytes
         by_tree["frozen_memtables"][key] = now.frozen_memtables

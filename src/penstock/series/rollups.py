@@ -314,7 +314,7 @@ def roll_part(arguments: dict[str, Any], stop: StopSignal) -> list[bytes]:
 class _Working:
     """The `QueryContext` of a part."""
 
-    time_us = 0
+    lsn = time_us = 0
 
     def __init__(self, stop: StopSignal) -> None:
         self._stop = stop

@@ -80,11 +80,16 @@ class MetricsEndpoint:
                 self._serve(connection, self._clock.monotonic_s() + CONNECTION_S)
             except OSError as error:
                 logger.debug("a client of the metrics endpoint did not wait for its answer: %s", error)
+            except Exception:  # this thread has to serve the next client
+                logger.exception("the metrics endpoint met an unexpected error, and goes on: report this as a bug")
 
     def _serve(self, connection: socket.socket, deadline_s: float) -> None:
         request = b""
         while b"\r\n\r\n" not in request and len(request) <= REQUEST_BYTES_MAX:
-            connection.settimeout(max(0.001, deadline_s - self._clock.monotonic_s()))
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:  # it sends a little now and then
+                return
+            connection.settimeout(left_s)
             received = connection.recv(4096)
             if not received:
                 return
@@ -155,10 +160,11 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=16)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: no name of a host
+        reason = getattr(error, "strerror", None) or error
         raise Invalid(
-            f"metrics cannot be served at {host}, port {port} ({error.strerror or error}): "
-            "give another metrics_port, or 0 for any free one"
+            f"metrics cannot be served at {host}, port {port} ({reason}): give another metrics_port, or 0 for any free "
+            "one, or another metrics_host"
         ) from error
     listener.setblocking(False)
     return listener

@@ -59,6 +59,6 @@ class StatisticsRequests:
 
     def _await_view(self, request: wire.AwaitView, work: Work) -> StoreView:
         work.rights.check_anywhere(READ)
-        if request.timeout_s <= 0:
+        if not request.timeout_s > 0:  # also if it is not a number
             return self._store.view()
         return self._store.wait_view(request.after, min(request.timeout_s, wire.VIEW_S_MAX))

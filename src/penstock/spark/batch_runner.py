@@ -131,9 +131,12 @@ class BatchRunner:
         position, first = source.position, source.earliest
         lost = {shard: sequence for shard, sequence in position.items() if sequence < first[shard]}
         if lost:
+            what, go_on = "messages", "forget() the consumer, then start"
+            if self.of_changes:
+                what, go_on = "changes", "start with another consumer="
             raise NotFound(
-                f"messages of {self._source.table} were trimmed before {self._consumer} read them (it is at {lost}, "
-                f"they begin at {first}): keep them longer; to go on without them, forget() the consumer, then start"
+                f"{what} of {self._source.table} were trimmed before {self._consumer} read them (it is at {lost}, "
+                f"they begin at {first}): keep them longer; to go on without them, {go_on}"
             )
         self.position = position
         return position

@@ -135,8 +135,8 @@ def _part(grid: StepGrid, first: int, end: int) -> StepGrid:
 class _SliceContext:
     """What the query of a slice may use, as the owner's `QueryContext`."""
 
-    def __init__(self, budget: QueryBudget, time_us: int) -> None:
-        self.time_us = time_us
+    def __init__(self, budget: QueryBudget, lsn: int, time_us: int) -> None:
+        self.lsn, self.time_us = lsn, time_us
         self.check = budget.check
 
 
@@ -148,7 +148,7 @@ def _runs(
     shards = _shards(wanted, snapshot, query.start, query.end)
     if shards is None:
         return snapshot.port.query(wanted.info, "runs", argument, timeout_s=timeout_s)
-    return run_series_query("runs", argument, shards, _SliceContext(budget, snapshot.port.time_us()))
+    return run_series_query("runs", argument, shards, _SliceContext(budget, snapshot.lsn, snapshot.port.time_us()))
 
 
 def _shards(wanted: _RangeQuery, snapshot: RemoteSnapshot, start_us: int, end_us: int) -> list[SeriesState] | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from penstock.host import threads
 from penstock.lsm.catalog import Catalog
-from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.maintenance import COMPANION, Maintenance
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_settings import Stall
 from penstock.partition.ledger import LEDGER_TABLE
@@ -79,7 +79,11 @@ class MemoryGovernor:
 
     def _press_slow(self, known: list[tuple[Tree, Catalog]]) -> None:
         """Slow the writers of slow trees, and no others. Requires: _lock."""
-        slow = {(catalog.db_id, catalog.shard): tree for tree, catalog in known if tree.stall()[0] is not Stall.NONE}
+        slow: dict[tuple[int, int], Tree] = {}
+        for level in (Stall.SLOW, Stall.STOP):  # of the two trees of a shard the one that stops counts
+            for tree, catalog in known:
+                if tree.stall()[0] is level:
+                    slow[catalog.db_id, catalog.shard % COMPANION] = tree
         for table, shard in self._pressed | slow.keys():
             self._press(table, shard, slow.get((table, shard)))
         self._pressed = set(slow)

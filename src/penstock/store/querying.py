@@ -38,11 +38,11 @@ def check_query(info: TableInfo, name: Any, argument: Any, timeout_s: Any) -> Qu
 
 
 class _Deadline:
-    """The `QueryContext` of one query: its time, and the deadline of its next batch."""
+    """The `QueryContext` of one query: its LSN and time, and the deadline of its next batch."""
 
-    def __init__(self, info: TableInfo, time_us: int, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, info: TableInfo, lsn: int, time_us: int, clock: Clock, timeout_s: float) -> None:
         self._table = info.name
-        self.time_us = time_us
+        self.lsn, self.time_us = lsn, time_us
         self._clock = clock
         self._timeout_s = timeout_s
         self._until_s = 0.0
@@ -65,12 +65,13 @@ def run_query(
     argument: bytes,
     shards: Sequence[Any],
     *,
+    lsn: int,
     time_us: int,
     clock: Clock,
     timeout_s: float,
 ) -> Iterator[Any]:
     """Yield the record batches of a query. Requires: `check_query` accepted it."""
-    deadline = _Deadline(info, time_us, clock, timeout_s)
+    deadline = _Deadline(info, lsn, time_us, clock, timeout_s)
     deadline.begin()
     batches = iter(kind.query(info, name, argument, shards, deadline))
     while True:

@@ -84,7 +84,15 @@ class SnapshotPort:
         kind = check_query(info, name, argument, timeout_s)
         shards = [self._state(partition) for partition in partitions_of(info)]
         return run_query(
-            kind, info, name, argument, shards, time_us=self._time_us, clock=self._clock, timeout_s=timeout_s
+            kind,
+            info,
+            name,
+            argument,
+            shards,
+            lsn=self.lsn,
+            time_us=self._time_us,
+            clock=self._clock,
+            timeout_s=timeout_s,
         )
 
     @contextmanager

@@ -42,7 +42,7 @@ def record_changes(
             written.update(zip(part.ids, zip(packed, part.attributes_of(), strict=True), strict=True))
         elif isinstance(part, Deletes):
             written.update(dict.fromkeys(part.ids))
-    feed.record(entry.lsn, entry.time_us, list(_in_parts(_changes(feed, tree, options, written))))
+    feed.record(entry.lsn, entry.time_us, _in_parts(_changes(feed, tree, options, written)))
 
 
 def _changes(feed: Feed, tree: Tree, options: VectorOptions, written: dict[bytes, Record | None]) -> Iterator[Change]:

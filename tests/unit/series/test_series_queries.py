@@ -137,7 +137,7 @@ class MemoryShard(SeriesShard):
 
 
 class Context:
-    time_us = 0
+    lsn = time_us = 0
 
     def check(self) -> None: ...
 
@@ -323,7 +323,7 @@ def test_one_shard_may_be_asked_alone() -> None:
 
 def test_a_query_checks_its_deadline() -> None:
     class Hurried:
-        time_us = 0
+        lsn = time_us = 0
 
         def check(self) -> None:
             raise WaitExpired("too late")

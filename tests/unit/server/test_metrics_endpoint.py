@@ -89,6 +89,30 @@ def test_clients_that_hang_or_flood_do_not_stop_it(store: Store, monkeypatch: py
     assert len(reads) <= 1, "clients that ask often share what was read"
 
 
+def test_what_it_cannot_read_is_logged_and_the_next_client_is_served(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing() -> str:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store.metrics, "exposition", failing)
+        for _ in range(2 * metrics_endpoint.WORKERS):
+            assert ask(store, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
+    assert b" 200 OK" in ask(store, b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert "report this as a bug" in caplog.text
+
+
+def test_a_client_that_sends_a_little_now_and_then_ends_in_time(store: Store) -> None:
+    endpoint = metrics_endpoint.MetricsEndpoint(store, "127.0.0.1", 0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        endpoint._serve(theirs, store.clock.monotonic_s() - 1.0)
+        theirs.setblocking(False)
+        assert theirs.recv(3) == b"GET", "it went on after its deadline"
+
+
 def test_it_ends_with_the_store(store: Store) -> None:
     port = port_of(store)
     store.close()
@@ -103,6 +127,8 @@ def test_a_port_that_is_taken_is_told_and_leaves_nothing_open(store: Store, tmp_
             penstock.open(tmp_path / "other", settings=chosen)
     with pytest.raises(Invalid, match="give another metrics_port"):
         penstock.open(tmp_path / "other", settings=StoreSettings(metrics_port=0, metrics_host="192.0.2.1"))
+    with pytest.raises(Invalid, match="another metrics_host"):
+        penstock.open(tmp_path / "other", settings=StoreSettings(metrics_port=0, metrics_host="x" * 64 + ".example"))
     penstock.open(tmp_path / "other").close()  # not locked
 
 

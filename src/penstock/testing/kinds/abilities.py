@@ -302,9 +302,8 @@ class AbilityContract:
             info, query = info_of(store.port), self.sample.queries[0]
             with store.port.moment(partitions_of(info)) as moment, pytest.raises(WaitExpired):
                 shards = [moment._state(partition) for partition in partitions_of(info)]
-                batches = run_query(
-                    kind, info, query.name, query.argument, shards, time_us=0, clock=HurriedClock(), timeout_s=1.0
-                )
+                arguments = (kind, info, query.name, query.argument, shards)
+                batches = run_query(*arguments, lsn=moment.lsn, time_us=0, clock=HurriedClock(), timeout_s=1.0)
                 list(batches)
 
     # -- Serviced
