@@ -20,7 +20,8 @@ import copy
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from penstock.errors import PartitionPaused, PenstockError, Restore, RetryLater
 from penstock.host import threads
@@ -92,6 +93,15 @@ class Partition:
             "throttled",
         )
 
+    def has_applied(self, lsn: int) -> bool:
+        """Whether it has applied every entry up to an LSN, although later ones wait. Requires: the turn."""
+        return bool(self.backlog) and self.backlog[0].lsn > lsn and not self.failures
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a thread works in its files."""
+        return self.is_claimed or self.is_storing
+
     @property
     def watermarks(self) -> SegmentedWatermarks:
         applied = self.machine.applied
@@ -153,16 +163,18 @@ class Backlogs:
 
     def _count(self, partition: Partition, operations: int, size: int) -> None:
         """Count waiting entries that came or went. Requires: the turn."""
+        if partition.is_dropped:
+            return  # `forget` has counted them all
         partition.backlog_bytes += size
         self.operations += operations
         self.bytes += size
 
     def forget(self, partition: Partition) -> None:
         """Forget a dropped partition. Requires: the turn."""
-        partition.is_dropped = True
         if partition in self.behind:
             self._count(partition, -len(partition.backlog), -partition.backlog_bytes)
             self.behind.discard(partition)
+        partition.is_dropped = True
         if not partition.is_claimed:
             self._on_released(partition)
 
@@ -174,6 +186,7 @@ class Backlogs:
         """After a claim: record whether entries still wait. Requires: the turn."""
         partition.claim = None
         if partition.is_dropped:
+            self.behind.discard(partition)
             self._on_released(partition)
             return
         if partition.backlog:
@@ -185,7 +198,7 @@ class Backlogs:
             self.behind.discard(partition)
             partition.failures = partition.backlog_bytes = 0
             partition.refusal = None
-            self._reach(partition, None)
+            self._reach(partition)
             partition.late = False
             partition.guarded = self.guards_all or partition.slow_tree is not None
         if partition.failures:
@@ -229,12 +242,18 @@ class Backlogs:
         finally:
             self._release(partition, claim)
 
-    def stop(self, partitions: Sequence[Partition], timeout_s: float) -> None:
+    def stop(self, is_idle: Callable[[], bool], timeout_s: float) -> None:
         """Let no thread begin another entry, and wait until those that are in one end it."""
         self._stopped = True
         with self.moved:
             self.movers += 1
-            self.moved.wait_for(lambda: not any(partition.is_claimed for partition in partitions), timeout_s)
+            self.moved.wait_for(is_idle, timeout_s)
+
+    def notify(self) -> None:
+        """Wake whoever waits until a backlog is shorter, or a partition's files are not used any more."""
+        if self.movers:
+            with self.moved:
+                self.moved.notify_all()
 
     def _release(self, partition: Partition, claim: threading.Thread) -> None:
         """Return a claim, even if interrupted, and let a worker go on if entries are left."""
@@ -250,9 +269,7 @@ class Backlogs:
                 logger.warning("returning a partition was interrupted: trying again", exc_info=True)
         if not released:
             return
-        if self.movers:
-            with self.moved:
-                self.moved.notify_all()
+        self.notify()
         self._on_applied()
         goes_on = not partition.failures and not partition.is_dropped and not self._stopped
         if partition.backlog and goes_on and self.workers.count:
@@ -266,12 +283,12 @@ class Backlogs:
             self._failed(partition, error)
             early = partition.failures > 0  # otherwise it was set aside
         end_s = self._clock.monotonic_s() + SLICE_S
-        while not early and partition.failures < self._settings.attempts_max and not partition.is_dropped:
+        while not early and partition.refusal is None and not partition.is_dropped:
             try:
                 if partition.failures:
                     self.renew(partition)
                 entry = partition.backlog[0] if partition.backlog else None
-                self._reach(partition, entry)
+                self._reach(partition)
                 if entry is None or entry.lsn > self._published() or self._stopped:
                     break
                 partition.progress_s = self._clock.monotonic_s()
@@ -293,11 +310,20 @@ class Backlogs:
             if now_s >= end_s and self.workers.count:
                 break
 
-    def _reach(self, partition: Partition, entry: Entry | None) -> None:
-        """Resolve the markers that stand before an entry. Requires: the claim."""
-        while partition.markers and (entry is None or partition.markers[0].lsn < entry.lsn):
-            partition.markers[0].resolve(partition.machine)
-            partition.markers.popleft()
+    def _reach(self, partition: Partition) -> None:
+        """Resolve the markers that stand before the first entry that waits. Requires: the claim.
+
+        Each is chosen with the turn: while a state is taken, another entry may come, and a marker behind it.
+        """
+        while partition.markers:
+            with self._turn:
+                markers, backlog = partition.markers, partition.backlog
+                if not markers or (backlog and markers[0].lsn >= backlog[0].lsn):
+                    return
+                marker = markers[0]
+            marker.resolve(partition.machine)
+            with self._turn, suppress(ValueError):  # its reader gave up, and it was removed
+                partition.markers.remove(marker)
 
     def renew(self, partition: Partition) -> None:
         """After its files failed, restart a partition from its stored state and refill the backlog from the journal."""
@@ -305,8 +331,9 @@ class Backlogs:
             return
         partition.machine.renew()
         number, start = partition.descriptor.partition, partition.machine.applied + 1
-        entries = {entry.lsn: entry for entry in partition.spill.entries(partition.machine.stored)}
-        entries.update({entry.lsn: entry for entry in self._replay(number, start, partition.highest)})
+        # The journal first: a checkpoint may move entries from it to the spill meanwhile.
+        entries = {entry.lsn: entry for entry in self._replay(number, start, partition.highest)}
+        entries.update({entry.lsn: entry for entry in partition.spill.entries(partition.machine.stored)})
         with self._turn:
             entries.update({entry.lsn: entry for entry in partition.backlog})  # these know their waiters
             before, size = len(partition.backlog), partition.backlog_bytes

@@ -200,10 +200,11 @@ class Checkpoint:
                 act()
             finally:
                 partition.is_storing = False
+                backlogs.notify()
 
         partition.is_storing = True
-        workers = self._dispatcher.backlogs.workers
-        workers.run(work, STORE_WAIT_S, f"storing shard {shard} of {name}")
+        backlogs = self._dispatcher.backlogs
+        backlogs.workers.run(work, STORE_WAIT_S, f"storing shard {shard} of {name}")
 
     def _store(self, partition: Partition) -> bool:
         """Store a partition's sections; False if that fails: then they are spilled, so that the journal can shrink."""

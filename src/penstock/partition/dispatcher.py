@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -93,7 +94,14 @@ class Dispatcher(Moments):
 
     def _dispatch_begun(self, begun: _BegunRecord) -> Judgement:
         record, lsn, decoded = begun.record, begun.lsn, begun.decoded
-        judgement = self.ledger.judge(record, lsn)
+        # From before the ledger shows a token or a position: its rows may be elsewhere, and not applied yet.
+        groups = record.groups
+        self.torn = bool(groups[0].condition) if len(groups) == 1 else any(group.condition for group in groups)
+        try:
+            judgement = self.ledger.judge(record, lsn)
+        except Exception:
+            self.torn = self.torn and self.ledger.tree.lsn >= lsn
+            raise
         for info in judgement.dropped:
             self._drop(info)
         if judgement.repeated:
@@ -101,7 +109,6 @@ class Dispatcher(Moments):
         entries = self._entries(record, lsn, judgement.verdicts, decoded)
         # Before anything can fail: the journal must keep the record.
         self.tracker.record(lsn, (LEDGER, *entries))
-        self.torn = len(entries) > 1 and any(group.condition for group in record.groups)
         for partition, entry in entries.items():
             self._offer(partition, entry)
         self.published = max(self.published, lsn)
@@ -156,14 +163,15 @@ class Dispatcher(Moments):
                 self.backlogs.left.append(partition)  # this record is being dispatched again
             return
         # An interrupted attempt has begun this entry before; it may or may not have been applied.
-        begun = entry.lsn <= partition.highest
-        partition.highest = max(entry.lsn, partition.highest)
+        before, begun = partition.highest, entry.lsn <= partition.highest
+        partition.highest = max(entry.lsn, before)
         try:
             if not begun or entry.lsn > partition.machine.applied:
                 partition.machine.apply(entry)
         except Exception as error:
             threads.raise_interrupt(error)
             partition.first_error = error  # it is tried again, or set aside, without the turn
+            partition.highest = min(before, entry.lsn - 1)  # until it is in the backlog, it was not offered
             self.backlogs.enqueue(partition, entry)
 
     def _enqueue_unopened(self, number: PartitionId, entry: Entry) -> None:
@@ -225,9 +233,10 @@ class Dispatcher(Moments):
         for partition in [each for each in self.partitions() if each.descriptor.table_id == table]:
             with self.turn:
                 partition.failures, partition.retry_at_s, partition.refusal = min(partition.failures, 1), 0.0, None
-            self.backlogs.drain(partition)
+            stall_s, name = self.admission.settings.stall_s, partition.descriptor.name
             with suppress(PenstockError):  # `troubles` has it
-                self.catch_up(partition, timeout_s=self.admission.settings.stall_s)  # if another thread drains it
+                self.backlogs.workers.run(partial(self.backlogs.drain, partition), stall_s, f"applying to {name}")
+                self.catch_up(partition, timeout_s=stall_s)  # if another thread drains it
 
     def troubles(self) -> list[Trouble]:
         """Return the entries set aside and the shards that are behind."""
@@ -291,10 +300,11 @@ class Dispatcher(Moments):
                 late.append(partition)
         return late
 
-    @property
-    def hanging(self) -> list[Partition]:
-        """Partitions to which a thread still applies."""
-        return [partition for partition in list(self._partitions.values()) if partition.is_claimed]
+    def hanging(self) -> set[str]:
+        """Return the tables in whose files a thread still works."""
+        opening = [self.ledger.table_by_id(table_of(one)) for one, it in list(self._opening.items()) if it.is_running]
+        used = {partition.descriptor.name for partition in list(self._partitions.values()) if partition.is_used}
+        return used | {info.name for info in opening if info is not None}
 
     def close(self) -> None:
         """Close every partition, except those whose files hang: a thread may still write to them."""
@@ -302,10 +312,10 @@ class Dispatcher(Moments):
         with self.turn:
             self._closed = True
             partitions = list(self._partitions.values())
-        self.backlogs.stop(partitions, min(self.admission.settings.stall_s, CLOSE_WAIT_S))
+        self.backlogs.stop(lambda: not self.hanging(), min(self.admission.settings.stall_s, CLOSE_WAIT_S))
         with ExitStack() as stack:
             for partition in partitions:
-                if not partition.is_claimed:
+                if not partition.is_used:
                     stack.callback(partition.machine.close)
                     stack.callback(partition.spill.close)
                     self._partitions.pop(partition.descriptor.partition, None)

@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.host import threads
 from penstock.partition.machine import PartitionStateMachine
 
 
@@ -21,8 +21,8 @@ class Marker:
         self.lsn = lsn
         self.is_reached = False
         self.state: Any = None  # a snapshot, or the error that taking it raised
+        self.is_abandoned = False
         self._takes_state = takes_state
-        self._abandoned = False
         self._lock = threading.Lock()  # guards the hand-over of the state
         self._signal = threading.Lock()
         self._signal.acquire()
@@ -30,16 +30,17 @@ class Marker:
     def resolve(self, machine: PartitionStateMachine) -> None:
         """Take the state and wake the reader. Requires: nothing is applied to the machine meanwhile."""
         state: Any = None
-        if self._takes_state and not self._abandoned:
+        if self._takes_state and not self.is_abandoned and not self.is_reached:
             try:
                 state = machine.snapshot()
-            except PenstockError as error:
+            except Exception as error:  # any: it is the reader's, and no reason to set an entry aside
+                threads.raise_interrupt(error)
                 state = error
         with self._lock:
-            if not self._abandoned:
+            if not self.is_abandoned and not self.is_reached:
                 self.state, state = state, None
                 self.is_reached = True
-        if state is not None and not isinstance(state, PenstockError):
+        if state is not None and not isinstance(state, Exception):
             state.close()
         with suppress(RuntimeError):  # resolved twice, after an interrupt
             self._signal.release()
@@ -47,9 +48,9 @@ class Marker:
     def abandon(self) -> None:
         """Give up: the reader's time is over, or it was interrupted."""
         with self._lock:
-            self._abandoned = True
+            self.is_abandoned = True
             state, self.state = self.state, None
-        if state is not None and not isinstance(state, PenstockError):
+        if state is not None and not isinstance(state, Exception):
             state.close()
 
     def wait(self, timeout_s: float) -> bool:

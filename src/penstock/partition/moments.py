@@ -11,6 +11,7 @@ Thread: any, without a lock; every wait has a deadline.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -43,9 +44,10 @@ class Moments(Roster):
         """Wait until a partition has applied every record dispatched so far, or up to `lsn`; raise if it cannot."""
         with self.turn:
             self.finish()
-            if not partition.late:
+            lsn = self.published if lsn is None else min(lsn, self.published)
+            if not partition.late or partition.has_applied(lsn):
                 return
-            marker = Marker(self.published if lsn is None else min(lsn, self.published))
+            marker = Marker(lsn)
             self._mark(partition, marker)
         self._await(partition, marker, self._clock.monotonic_s() + timeout_s)
 
@@ -69,6 +71,8 @@ class Moments(Roster):
     def _mark(self, partition: Partition, marker: Marker) -> None:
         """Add a marker in LSN order. Requires: the turn."""
         markers = partition.markers
+        if any(one.is_abandoned for one in markers):  # of a partition that hangs none is ever reached
+            partition.markers = markers = deque(one for one in markers if not one.is_abandoned)
         index = len(markers)
         while index and markers[index - 1].lsn > marker.lsn:
             index -= 1
@@ -200,7 +204,7 @@ class Moments(Roster):
 
 def _state_in(marker: Marker) -> Any:
     """Return the state that a marker got; raise the error if taking it failed."""
-    if isinstance(marker.state, PenstockError):
+    if isinstance(marker.state, Exception):
         raise marker.state
     return marker.state
 

@@ -46,6 +46,7 @@ class _Opening:
         self.lock = threads.lock("partition.opening")  # held by the thread that opens it
         self.error: Exception | None = None
         self.is_given = False  # to a worker
+        self.is_running = False  # a thread is in its files
         self.has_ended = False
         self._changed = threads.condition("partition.opened")
 
@@ -154,13 +155,7 @@ class Roster(ABC):
             if waited_s >= stall_s:
                 reason = f"is frozen: its files have not answered for {waited_s:.1f} s (limit {stall_s:g})"
                 raise self._paused(partition, f"{reason}; check the disk, retry later", "frozen")
-            if not opening.is_given:
-                try:
-                    opening.is_given = True
-                    self.backlogs.workers.submit(lambda: self._run_opening(partition, opening))
-                except BaseException:
-                    opening.is_given = False  # an interrupt: perhaps no worker was given it
-                    raise
+            self._give(opening, lambda: self._run_opening(partition, opening))
             opening.wait(min(POLL_S, stall_s - waited_s))
 
     def _run_opening(self, partition: PartitionId, opening: _Opening) -> None:
@@ -168,6 +163,7 @@ class Roster(ABC):
         with opening.lock:
             if opening.has_ended:
                 return
+            opening.is_running = True
             try:
                 if partition not in self._partitions:
                     self._open(partition)
@@ -177,6 +173,7 @@ class Roster(ABC):
                 if self._opening.get(partition) is opening:
                     del self._opening[partition]  # the next caller tries again
             opening.end()
+            self.backlogs.notify()
 
     def _open(self, partition: PartitionId) -> Partition:
         with self.turn:
@@ -249,10 +246,12 @@ class Roster(ABC):
             self._report_unopened(number, error)
 
     def _open_later(self, number: PartitionId) -> None:
+        """Let a worker open a partition, unless one was given it: if its files hang, one is lost and not many."""
+        with self.turn:
+            opening = self._opening.setdefault(number, _Opening(self._clock.monotonic_s()))
+
         def work() -> None:
             try:
-                with self.turn:
-                    opening = self._opening.setdefault(number, _Opening(self._clock.monotonic_s()))
                 self._run_opening(number, opening)
                 if opening.error is not None:
                     raise opening.error
@@ -260,7 +259,17 @@ class Roster(ABC):
             except Exception as error:
                 self._report_unopened(number, error)
 
-        self.backlogs.workers.submit(work)
+        self._give(opening, work)
+
+    def _give(self, opening: _Opening, work: Callable[[], None]) -> None:
+        """Give an opening to a worker, once."""
+        if not opening.is_given:
+            try:
+                opening.is_given = True
+                self.backlogs.workers.submit(work)
+            except BaseException:
+                opening.is_given = False  # an interrupt: perhaps no worker was given it
+                raise
 
     def _report_unopened(self, number: PartitionId, error: Exception) -> None:
         logger.error("shard %d of table %d cannot be opened now: %s", shard_number(number), table_of(number), error)

@@ -156,7 +156,7 @@ class QueueMachine(Machine):
                 following += len(content)
             self._append(bodies, entry, before.next)
             for source, first in puts:
-                source.first, source.lsn = first, entry.lsn
+                source.lsn, source.first = entry.lsn, first  # in this order: a writer that finds the second has both
             self._taken += files  # before it counts as applied: listing a file twice is harmless
             self._progress = _Progress(entry.lsn, floor, following), before
         self.changed()

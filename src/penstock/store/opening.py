@@ -386,6 +386,7 @@ class OpenedParts(Tables):
             self._scheduler.register(derived)
         self._scheduler.register(PeriodicTask("checkpoint", 30.0, self._trimmer.run, runs_after=("flush",)))
         self._scheduler.register(PeriodicTask("retry", 1.0, self._retry_task))
+        self._scheduler.register(PeriodicTask("dropped-tables", 1.0, self._dropped_task))
         self._scheduler.register(PeriodicTask("services", 10.0, self._services_task))
         self._scheduler.register(PeriodicTask("housekeeping", 600.0, self._housekeeping_task))
         self._scheduler.register(PeriodicTask("keep-metrics", 5.0, self._meter.save))
@@ -408,8 +409,14 @@ class OpenedParts(Tables):
         self._save_time()
         self._governor.rebalance()
         self._space.reclaim()
-        self._dropped.remove()
+        if not self.settings.background:  # else `_dropped_task` does it
+            self._dropped.remove()
         return TaskLoad.BUSY if behind else TaskLoad.IDLE
+
+    def _dropped_task(self) -> Outcome:
+        """Remove the files of dropped tables: alone, because these files may hang."""
+        self._dropped.remove()
+        return TaskLoad.IDLE
 
     def _services_task(self) -> Outcome:
         self._port.maintain()
@@ -492,8 +499,8 @@ class OpenedParts(Tables):
 
     def _release_lock(self) -> None:
         """Release the folder, unless a thread hangs in its files: what that writes later must not meet a new owner."""
-        if self._recovered and (hanging := self._dispatcher.hanging):
-            names = ", ".join(sorted({partition.descriptor.name for partition in hanging}))
+        if self._recovered and (hanging := self._dispatcher.hanging()):
+            names = ", ".join(sorted(hanging))
             raise Poisoned(f"the files of {names} do not answer: {self.path} stays locked until this process ends")
         self._lock.release()
 

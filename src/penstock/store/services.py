@@ -1,6 +1,7 @@
 """The services that the owner runs for tables, each made on first use: see `kinds.Serviced`.
 
-Thread: any; `_lock` guards the services. It is reentrant: a service may use the port, and so this, while it is made.
+Thread: any; `_lock` guards the services. A service is made under a lock of its table alone, because that may wait for a
+shard that is late; it is reentrant: a service may use the port, and so this, while it is made.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from penstock.host import threads
+from penstock.host.threads import Mutex
 from penstock.kinds import Host, Serviced, TableService
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
@@ -21,19 +23,29 @@ class TableServices:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._lock = threads.rlock("local.services")
+        self._lock = threads.lock("local.services")
+        self._making: dict[int, Mutex] = {}  # guarded by _lock; by table
         self._services: dict[int, TableService] = {}  # guarded by _lock; by table
         self._dropped: set[int] = set()  # guarded by _lock; tables
         self.known = self._services.get  # a service that runs, or None, without the lock
 
     def of(self, info: TableInfo) -> TableService | None:
         """Return the service of a table, made on first use; None if its kind has none."""
+        service, kind = self._services.get(info.table_id), kind_named(info.kind, info.name)
+        if service is not None or not isinstance(kind, Serviced):
+            return service
         with self._lock:
+            making = self._making.setdefault(info.table_id, threads.rlock("local.service"))
+        with making:
             service = self._services.get(info.table_id)
             if service is None and info.table_id not in self._dropped:
-                kind = kind_named(info.kind, info.name)
-                if isinstance(kind, Serviced):
-                    service = self._services[info.table_id] = kind.service(info, self._host)
+                service = kind.service(info, self._host)
+                with self._lock:
+                    if info.table_id not in self._dropped:
+                        self._services[info.table_id] = service
+                        return service
+                service.close()  # dropped meanwhile
+                return None
             return service
 
     def running(self) -> dict[int, TableService]:
@@ -45,6 +57,7 @@ class TableServices:
         """Close the service of a table that was dropped."""
         with self._lock:
             self._dropped.add(table_id)
+            self._making.pop(table_id, None)
             service = self._services.pop(table_id, None)
         if service is not None:
             service.close()

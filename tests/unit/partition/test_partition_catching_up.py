@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from store_model import open_simulated
@@ -11,6 +13,7 @@ from penstock.errors import GateShut, PartitionPaused, PenstockError
 from penstock.kv.machine import KvMachine
 from penstock.partition.backlog import Backlogs, Partition
 from penstock.partition.machine import Entry
+from penstock.partition.spill import SpillLog
 from penstock.queue.files import DataWriter
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
@@ -145,3 +148,58 @@ def test_one_that_only_goes_on_is_seen(store: Store, clock: FakeClock, monkeypat
     monkeypatch.setattr(Backlogs, "renew", lambda self, partition: None)
     with pytest.raises(PenstockError):
         one_bad_write(store, clock, monkeypatch)
+
+
+def checkpoint_after(monkeypatch: pytest.MonkeyPatch, name: str, store: Store) -> list[str]:
+    """Let a checkpoint spill and cut the journal when entries were read from one of two sources, the first time."""
+    source: Any = SpillLog if name == "entries" else store._dispatcher.backlogs
+    read, done = getattr(source, name), list[str]()
+
+    def patched(*args: object) -> Iterator[Entry]:
+        found = list(read(*args))
+        if not done:
+            done.append(name)
+            store._consensus.roll()
+            assert store.checkpoint().spilled == 1
+        yield from found
+
+    monkeypatch.setattr(source, name, patched)
+    return done
+
+
+def begin_anew_with_a_checkpoint(clock: FakeClock, monkeypatch: pytest.MonkeyPatch, name: str) -> list[bytes]:
+    with open_simulated(SimulatedDisk(), clock) as store:
+        queue = store.queue("q")
+        queue.put(b"0", durable=True)
+        store.checkpoint()
+        queue.put(b"1", durable=True)  # applied, not stored
+        fail_writes(monkeypatch, 1)
+        queue.put(b"2", durable=True)
+        done = checkpoint_after(monkeypatch, name, store)
+        clock.advance(60)
+        store._dispatcher.retry()
+        assert done == [name]
+        return [bytes(payload) for payload in queue.to_arrow().column("payload").to_pylist()]
+
+
+@pytest.mark.parametrize("name", ["entries", "_replay"])
+def test_a_checkpoint_takes_nothing_from_a_queue_that_begins_anew(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert begin_anew_with_a_checkpoint(clock, monkeypatch, name) == [b"0", b"1", b"2"]
+
+
+def test_one_that_reads_the_journal_last_is_seen(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control."""
+
+    def renew(self: Backlogs, partition: Partition) -> None:
+        if partition.machine.broken:
+            partition.machine.renew()
+            entries = {entry.lsn: entry for entry in partition.spill.entries(partition.machine.stored)}
+            start = partition.machine.applied + 1
+            found = self._replay(partition.descriptor.partition, start, partition.highest)
+            entries.update({entry.lsn: entry for entry in [*found, *partition.backlog]})
+            partition.backlog = deque(entries[lsn] for lsn in sorted(entries))
+
+    monkeypatch.setattr(Backlogs, "renew", renew)
+    assert begin_anew_with_a_checkpoint(clock, monkeypatch, "entries") == [b"2"]

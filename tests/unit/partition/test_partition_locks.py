@@ -28,6 +28,7 @@ NEVER_DURING_IO = {
     "queue.pins",
     "queue.deliveries",
     "store.governor",
+    "local.services",
 }
 
 
