@@ -116,7 +116,11 @@ def test_modes(spark: Any, store: Store, folder: str) -> None:
         ("t", "X'61' key", "have the columns key and value, and perhaps op, not key"),
         ("t", "X'61' key, 1L value, 2 other", "not key, value, other"),
         ("q", "1 payload", "column payload is int32, but messages hold binary"),
-        ("q", "X'61' payload, 1 timestamp", "column timestamp is int32: give a timestamp, or int64 microseconds since 1970"),
+        (
+            "q",
+            "X'61' payload, 1 timestamp",
+            "column timestamp is int32: give a timestamp, or int64 microseconds since 1970",
+        ),
         ("q", "X'61' key", "messages have the columns payload, and perhaps key, timestamp, not"),
     ],
 )

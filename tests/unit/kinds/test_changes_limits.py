@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +225,7 @@ def test_an_interrupt_at_any_point_of_a_record_leaves_its_changes_whole(monkeypa
 def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:
     """Every reader sees whole commits in order; conditions are judged although the shard is always being written."""
     failures: list[BaseException] = []
-    ended = threading.Event()
+    ended, reads = threading.Event(), list[int]()
     with penstock.open(str(path)) as store:
         store.kv("a", shards=2, changes=True)
         store.kv("b", changes=True)
@@ -257,6 +256,7 @@ def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:
             some = zip(found["_commit_version"], found["_change_type"], found["key"], found["value"], strict=True)
             assert follow({}, some, preimages=False) == rows
             assert set(found["_commit_version"]) == set(b["_commit_version"].to_pylist()), "half a batch"
+            reads.append(a.num_rows)
 
         def maintain() -> None:
             store_all(store)
@@ -266,8 +266,8 @@ def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:
         workers = [threading.Thread(target=until_end, args=(act,)) for act in (write, write, read, maintain)]
         for worker in workers:
             worker.start()
-        table, lsn, judged, end_s = store.kv("c"), 0, 0, time.monotonic() + 1.5
-        while not ended.is_set() and time.monotonic() < end_s:
+        table, lsn, judged = store.kv("c"), 0, 0
+        while not ended.is_set() and (judged < 10 or len(reads) < 10):
             try:
                 table.put(b"counted", b"%d" % judged, if_lsn=lsn)
             except PenstockError as error:
@@ -280,7 +280,6 @@ def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:
         for worker in workers:
             worker.join()
         assert failures == []
-        assert judged > 3
         refused = [row for row in table.changes().to_arrow().to_pylist() if row["key"] == b"counted"]
         assert [row["value"] for row in refused if row["_change_type"] != "update_preimage"] == [
             b"%d" % number for number in range(judged)
