@@ -65,9 +65,7 @@ def test_a_plan_without_a_source(store: Store, client: RemoteStore) -> None:
     store.kv("totals")
     assert client.port.plan_batch(["totals"]).source is None
     assert client.port.plan_batch([], source="nothing").source is None
-    with pytest.raises(
-        KindMismatch, match="totals of the kind kv has no change feed: .*with changes=True"
-    ):
+    with pytest.raises(KindMismatch, match="totals of the kind kv has no change feed: .*with changes=True"):
         client.port.plan_batch([], source="totals")
     store.queue("events")
     source = client.port.plan_batch([], source="events").source
