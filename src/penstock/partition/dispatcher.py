@@ -43,6 +43,7 @@ from penstock.partition.roster import describe
 logger = logging.getLogger(__name__)
 
 CLOSE_WAIT_S = 10.0  # for workers that are in the middle of an entry
+JOIN_S = 2.0  # for workers that have nothing to do any more
 
 
 class _BegunRecord(msgspec.Struct, frozen=True):
@@ -319,3 +320,5 @@ class Dispatcher(Moments):
                     stack.callback(partition.machine.close)
                     stack.callback(partition.spill.close)
                     self._partitions.pop(partition.descriptor.partition, None)
+            if not self.hanging():
+                self.backlogs.workers.join(JOIN_S)

@@ -11,6 +11,7 @@ a thread works.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -37,6 +38,7 @@ class Workers:
         self._queue: deque[Work] = deque()  # guarded by _lock
         self._idle = 0  # guarded by _lock
         self._busy_since: dict[object, float] = {}  # guarded by _lock: by thread
+        self._threads: list[threading.Thread] = []  # guarded by _lock
         self._closed = False  # guarded by _lock
 
     def submit(self, work: Work) -> None:
@@ -72,7 +74,7 @@ class Workers:
             token = object()
             self._busy_since[token] = self._clock.monotonic_s()  # counted from here on
             try:
-                threads.spawn(lambda: self._run(token), name="penstock-apply")
+                self._threads.append(threads.spawn(lambda: self._run(token), name="penstock-apply"))
             except BaseException as error:
                 self._busy_since.pop(token, None)
                 threads.raise_interrupt(error)
@@ -128,3 +130,9 @@ class Workers:
         with self._lock:
             self._closed = True
             self._lock.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """After `close`: wait until the threads have ended, for at most `timeout_s`."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
