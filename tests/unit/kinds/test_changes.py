@@ -118,7 +118,7 @@ def test_of_a_dropped_table_nothing_is_left(path: Path) -> None:
         store.checkpoint()
         store.drop("t")
         assert store.kv("t", changes=True).changes().to_arrow().num_rows == 0
-    with penstock.open(str(path)) as store:
+    with penstock.open(str(path), settings=penstock.StoreSettings(background=False)) as store:
         store._retry_task()
         assert [entry.name for entry in (path / "tables").iterdir() if (entry / "0" / "changes").exists()] == ["3"]
 
