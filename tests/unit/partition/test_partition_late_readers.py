@@ -24,8 +24,8 @@ from penstock.partition.workers import Workers
 from penstock.queue.machine import QueueMachine
 from penstock.queue.persistent import PersistentQueue
 from penstock.store.dropped import DroppedShards
-from penstock.store.opening import OpenedParts
 from penstock.store.services import TableServices
+from penstock.store.tasks import StoreTasks
 from penstock.testing import FakeClock, SimulatedDisk
 
 DEADLINE_S = 20.0
@@ -454,7 +454,7 @@ def test_a_dropped_table_that_hangs_does_not_stop_retries(tmp_path: Path, monkey
 
 
 def test_one_that_stops_them_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OpenedParts, "_retry_task", OpenedParts._dropped_task)
+    monkeypatch.setattr(StoreTasks, "retry", StoreTasks.remove_dropped)
     assert not is_retried(tmp_path / "store", monkeypatch)
 
 
