@@ -19,10 +19,32 @@ SAME_LABELS = "a vector cannot contain metrics with the same labelset"
 
 def _signatures(left: LabelMatrix, right: LabelMatrix, rule: MatchingRule) -> tuple[I64, I64, int]:
     """Return the match group of each series of both sides, and how many groups there are."""
-    both = joined(left, right)
-    labels = both.keeping(rule.labels) if rule.on else both.without((METRIC_NAME, *rule.labels))
-    numbers, first = labels.groups()
+    numbers, first = _matching_labels(joined(left, right), rule).groups()
     return numbers[: len(left)], numbers[len(left) :], len(first)
+
+
+def _matching_labels(labels: LabelMatrix, rule: MatchingRule) -> LabelMatrix:
+    return labels.keeping(rule.labels) if rule.on else labels.without((METRIC_NAME, *rule.labels))
+
+
+def _filled(
+    side: VectorValue,
+    numbers: I64,
+    other: VectorValue,
+    others: I64,
+    groups: int,
+    rule: MatchingRule,
+    fill: float | None,
+) -> tuple[VectorValue, I64]:
+    """Return a side, and its match groups, with a series for each group that the other side has and it lacks."""
+    if fill is None or not len(other):
+        return side, numbers
+    held, first = np.unique(others, return_index=True)
+    there = counts_by_group(side.present, numbers, groups)[held] > 0
+    present = (counts_by_group(other.present, others, groups)[held] > 0) & ~there
+    labels = _matching_labels(other.labels.take(first), rule)
+    made = VectorValue(labels, np.full(present.shape, fill), present, np.zeros(len(held), np.bool_))
+    return stacked(side, made), np.concatenate((numbers, held))
 
 
 def counts_by_group(present: Mask, numbers: I64, groups: int) -> I64:
@@ -55,12 +77,18 @@ def vector_operation(node: BinaryNode, left: VectorValue, right: VectorValue, bu
     of_many, of_one, groups = _signatures(many.labels, one.labels, rule)
     # Prometheus does not look for duplicates at steps where one side has nothing.
     meeting = many.present.any(axis=0) & one.present.any(axis=0)
+    if rule.fill_left is not None or rule.fill_right is not None:
+        meeting = np.ones_like(meeting)
     if (counts_by_group(one.present, of_one, groups)[:, meeting] > 1).any():
         side = "left" if swapped else "right"
         raise Invalid(
             f"found duplicate series for a match group on the {side} hand-side of {node.operator}: matching labels "
             "must be unique on one side; name them with on or ignoring"
         )
+    (many, of_many), (one, of_one) = (
+        _filled(many, of_many, one, of_one, groups, rule, rule.fill_left),
+        _filled(one, of_one, many, of_many, groups, rule, rule.fill_right),
+    )
     rows, partners = _pairs(of_many, of_one, groups)
     budget.check_cells(len(rows), left.values.shape[1])
     present = many.present[rows] & one.present[partners]
