@@ -22,7 +22,7 @@ SERIES_MAX = 100_000  # of one request; and of metrics that are described
 SAMPLES_MAX = 1_000_000
 LABEL_BYTES_MAX = 64 << 20  # of all label sets: remote write 2.0 may name one long text many times
 LABEL_CELLS_MAX = 1 << 24  # series x names of labels: a label table has a code for each
-CACHED_BYTES_MAX = 64 << 20  # of labels and label tables, in a cache
+CACHED_BYTES_MAX = 32 << 20  # of labels as they were sent, in a cache, and as much of label tables
 CACHED_ENTRY_BYTES = 1_000  # that an entry takes besides, about
 CACHED_TABLE_BYTES = 100  # of a series in a label table, about
 LabelKey: TypeAlias = bytes | tuple[str, ...]  # labels as they were sent
@@ -58,10 +58,12 @@ class ReceivedSamples:
 class KnownSeries:
     """Labels that were decoded and checked. In one `KnownLabels` the same labels are the same object."""
 
-    __slots__ = ("labels",)
+    __slots__ = ("characters", "labels", "names")
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
+        self.names, values = zip(*labels, strict=True)
+        self.characters = len("".join(self.names)) + len("".join(values))
 
 
 class KnownLabels:
@@ -75,6 +77,7 @@ class KnownLabels:
         self._by_labels: dict[Labels, KnownSeries] = {}
         self._tables: dict[tuple[KnownSeries, ...], LabelTable] = {}
         self.room = CACHED_BYTES_MAX
+        self._table_room = CACHED_BYTES_MAX
         self.get = self._by_form.get
 
     def put(self, key: LabelKey, labels: Labels, size: int) -> None:
@@ -86,11 +89,12 @@ class KnownLabels:
         """Return the label table of distinct series; `Invalid` if they have too many labels for one request."""
         table = self._tables.get(series)
         if table is None:
-            collector = SampleCollector()
-            for one in series:
-                collector.number_of(one.labels)
+            names = {name for shape in {one.names for one in series} for name in shape}
+            _check_labels(len(series), len(names), sum(one.characters for one in series))
             table = LabelTable.of([one.labels for one in series])
-            self.room -= table.codes.nbytes + 2 * len(table.encode()) + CACHED_TABLE_BYTES * len(series)
+            self._table_room -= table.codes.nbytes + 2 * len(table.encode()) + CACHED_TABLE_BYTES * len(series)
+            if self._table_room < 0:
+                self._tables, self._table_room = {}, CACHED_BYTES_MAX
             self._tables[series] = table
         return table
 
@@ -105,6 +109,11 @@ class LabelCache:
         if self._current.room < 0:
             self._current = KnownLabels()
         return self._current
+
+
+def _check_labels(series: int, names: int, characters: int) -> None:
+    if characters > LABEL_BYTES_MAX or series * names > LABEL_CELLS_MAX:
+        raise Invalid("the series of the request have too many labels, or too long ones: send fewer at once")
 
 
 class SampleCollector:
@@ -128,8 +137,7 @@ class SampleCollector:
             names, values = zip(*labels, strict=True)
             self._names.update(names)
             self._label_bytes += len("".join(names)) + len("".join(values))
-            if self._label_bytes > LABEL_BYTES_MAX or len(self._names) * (len(self._series) + 1) > LABEL_CELLS_MAX:
-                raise Invalid("the series of the request have too many labels, or too long ones: send fewer at once")
+            _check_labels(len(self._series) + 1, len(self._names), self._label_bytes)
             number = self._numbers[labels] = len(self._series)
             self._series.append(labels)
         return number
