@@ -128,7 +128,9 @@ def _fill(left: float | None, right: float | None) -> str:
     texts = [None if value is None else format_number(value) for value in (left, right)]
     if texts[0] is not None and texts[0] == texts[1]:
         return f" fill ({texts[0]})"
-    return "".join(f" {word} ({text})" for word, text in zip(("fill_left", "fill_right"), texts, strict=True) if text is not None)
+    return "".join(
+        f" {word} ({text})" for word, text in zip(("fill_left", "fill_right"), texts, strict=True) if text is not None
+    )
 
 
 def _level(node: QueryNode) -> int:
