@@ -1,8 +1,9 @@
 """Prometheus remote write: the body of a request becomes columns. Version 1.0 repeats labels, 2.0 has a table of texts.
 
 The fields that matter are read in place; others are skipped. Senders repeat the labels of a series with every sample,
-in the same bytes, so those are decoded once and remembered (`LabelCache`): of a request of known series only the borders
-are read one by one. The samples of all series, which nearly always have one layout, are decoded together. Native histograms are counted and left out.
+in the same bytes, so those are decoded once and remembered (`LabelCache`): of a request of known series only the
+borders are read one by one. The samples of all series, which nearly always have one layout, are decoded together.
+Native histograms are counted and left out.
 
 Thread: pure functions, but for the cache, which any thread may use.
 """

@@ -5,6 +5,8 @@ Thread: pure functions.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from penstock.errors import Invalid
@@ -17,6 +19,13 @@ from penstock.promql.values import F64, I64, Mask, VectorValue, merged, stacked
 SAME_LABELS = "a vector cannot contain metrics with the same labelset"
 
 
+class _Side(NamedTuple):
+    """One side of an operator, and the match group of each of its series."""
+
+    vector: VectorValue
+    numbers: I64
+
+
 def _signatures(left: LabelMatrix, right: LabelMatrix, rule: MatchingRule) -> tuple[I64, I64, int]:
     """Return the match group of each series of both sides, and how many groups there are."""
     numbers, first = _matching_labels(joined(left, right), rule).groups()
@@ -27,24 +36,15 @@ def _matching_labels(labels: LabelMatrix, rule: MatchingRule) -> LabelMatrix:
     return labels.keeping(rule.labels) if rule.on else labels.without((METRIC_NAME, *rule.labels))
 
 
-def _filled(
-    side: VectorValue,
-    numbers: I64,
-    other: VectorValue,
-    others: I64,
-    groups: int,
-    rule: MatchingRule,
-    fill: float | None,
-) -> tuple[VectorValue, I64]:
-    """Return a side, and its match groups, with a series for each group that the other side has and it lacks."""
-    if fill is None or not len(other):
-        return side, numbers
-    held, first = np.unique(others, return_index=True)
-    there = counts_by_group(side.present, numbers, groups)[held] > 0
-    present = (counts_by_group(other.present, others, groups)[held] > 0) & ~there
-    labels = _matching_labels(other.labels.take(first), rule)
-    made = VectorValue(labels, np.full(present.shape, fill), present, np.zeros(len(held), np.bool_))
-    return stacked(side, made), np.concatenate((numbers, held))
+def _filled(side: _Side, other: _Side, groups: int, rule: MatchingRule, fill: float | None) -> _Side:
+    """Return a side with a series for each match group that the other side has and it lacks, step by step."""
+    if fill is None or not len(other.vector):
+        return side
+    held, first = np.unique(other.numbers, return_index=True)
+    there, asked = (counts_by_group(each.vector.present, each.numbers, groups)[held] > 0 for each in (side, other))
+    labels = _matching_labels(other.vector.labels.take(first), rule)
+    made = VectorValue(labels, np.full(there.shape, fill), asked & ~there, np.zeros(len(held), np.bool_))
+    return _Side(stacked(side.vector, made), np.concatenate((side.numbers, held)))
 
 
 def counts_by_group(present: Mask, numbers: I64, groups: int) -> I64:
@@ -85,10 +85,9 @@ def vector_operation(node: BinaryNode, left: VectorValue, right: VectorValue, bu
             f"found duplicate series for a match group on the {side} hand-side of {node.operator}: matching labels "
             "must be unique on one side; name them with on or ignoring"
         )
-    (many, of_many), (one, of_one) = (
-        _filled(many, of_many, one, of_one, groups, rule, rule.fill_left),
-        _filled(one, of_one, many, of_many, groups, rule, rule.fill_right),
-    )
+    sides = _Side(many, of_many), _Side(one, of_one)
+    many, of_many = _filled(*sides, groups, rule, rule.fill_left)
+    one, of_one = _filled(*sides[::-1], groups, rule, rule.fill_right)
     rows, partners = _pairs(of_many, of_one, groups)
     budget.check_cells(len(rows), left.values.shape[1])
     present = many.present[rows] & one.present[partners]
