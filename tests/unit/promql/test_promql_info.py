@@ -13,7 +13,6 @@ from penstock.promql import QueryBudget, QueryLimits, evaluate, parse_query, ste
 from penstock.testing.clock import FakeClock
 
 MINUTE_MS = 60_000
-_ = None
 
 
 def series(name: str, *values: float | None, **labels: str) -> Series:
@@ -68,10 +67,10 @@ def test_fill_stands_for_series_that_are_missing(text: str, wanted: dict[str, fl
 
 
 def test_fill_is_judged_step_by_step() -> None:
-    data = [series("l", 1, _, 3, x="a"), series("r", _, 20, 30, x="a"), series("r", 100, _, _, x="b")]
-    assert run("l + fill(0) r", data, 3) == {"x=a": [1, 20, 33], "x=b": [100, _, _]}
-    assert run("l + fill_right(0) r", data, 3) == {"x=a": [1, _, 33]}
-    assert run("l + fill_left(0) r", data, 3) == {"x=a": [_, 20, 33], "x=b": [100, _, _]}
+    data = [series("l", 1, None, 3, x="a"), series("r", None, 20, 30, x="a"), series("r", 100, None, None, x="b")]
+    assert run("l + fill(0) r", data, 3) == {"x=a": [1, 20, 33], "x=b": [100, None, None]}
+    assert run("l + fill_right(0) r", data, 3) == {"x=a": [1, None, 33]}
+    assert run("l + fill_left(0) r", data, 3) == {"x=a": [None, 20, 33], "x=b": [100, None, None]}
 
 
 def test_fill_with_groups() -> None:
@@ -108,14 +107,14 @@ def test_fill_is_between_vectors(text: str) -> None:
 def test_the_newest_info_counts() -> None:
     data = [
         series("m", 1, 2, 3, instance="a", job="j"),
-        series("target_info", 1, 1, _, instance="a", job="j", v="old"),
+        series("target_info", 1, 1, None, instance="a", job="j", v="old"),
         Series({"__name__": "target_info", "instance": "a", "job": "j", "v": "new"}, [START_MS + 599_000], [1.0]),
     ]
     base = "__name__=m instance=a job=j"
-    assert run("info(m)", data, 3) == {f"{base} v=old": [1, 2, _], base: [_, _, 3]}
+    assert run("info(m)", data, 3) == {f"{base} v=old": [1, 2, None], base: [None, None, 3]}
     data[2] = Series(data[2].labels, [START_MS + 601_000, START_MS + 1_199_000], [1.0, 1.0])
-    assert run("info(m)", data, 3) == {f"{base} v=old": [1, 2, _], f"{base} v=new": [_, _, 3]}
-    assert run("info(m, {v='new'})", data, 3) == {f"{base} v=new": [_, _, 3]}
+    assert run("info(m)", data, 3) == {f"{base} v=old": [1, 2, None], f"{base} v=new": [None, None, 3]}
+    assert run("info(m, {v='new'})", data, 3) == {f"{base} v=new": [None, None, 3]}
 
 
 def test_a_label_that_a_series_has_stays() -> None:
@@ -153,14 +152,14 @@ def test_info_takes_matchers() -> None:
 def test_one_of_several_infos_changes() -> None:
     data = [
         *(series("m", 1, 2, 3, instance=instance, job="j") for instance in ("a", "b")),
-        series("x_info", 1, 1, _, instance="b", job="j", state="stopped"),
-        series("x_info", _, _, 1, instance="b", job="j", state="running"),
+        series("x_info", 1, 1, None, instance="b", job="j", state="stopped"),
+        series("x_info", None, None, 1, instance="b", job="j", state="running"),
         series("x_info", 1, 1, 1, instance="a", job="j", state="running"),
     ]
     assert run("info(m, {__name__='x_info'})", data, 3) == {
         "__name__=m instance=a job=j state=running": [1, 2, 3],
-        "__name__=m instance=b job=j state=running": [_, _, 3],
-        "__name__=m instance=b job=j state=stopped": [1, 2, _],
+        "__name__=m instance=b job=j state=running": [None, None, 3],
+        "__name__=m instance=b job=j state=stopped": [1, 2, None],
     }
     assert run("info(sum(m), {__name__='x_info'})", data, 1) == {"": [2]}
     assert run("info(sum(m), {__name__='x_info', state=~'.+'})", data, 1) == {}
