@@ -56,7 +56,7 @@ def encode_section(section: SeriesSection) -> bytes:
 
 
 def _encode_part(part: Part) -> tuple[int, list[bytes]]:
-    return (SAMPLES, _encode_block(part)) if isinstance(part, SampleBlock) else (_NUMBERS[type(part)], [_pack(part)])
+    return (SAMPLES, encode_block(part)) if isinstance(part, SampleBlock) else (_NUMBERS[type(part)], [_pack(part)])
 
 
 def compressed(payload: bytes) -> bytes:
@@ -74,7 +74,8 @@ def _decompressed(payload: bytes) -> bytes:
     return bounded_zstd.decompress(payload[HEADER.size :], size, SECTION_BYTES_MAX)
 
 
-def _encode_block(block: SampleBlock) -> list[bytes]:
+def encode_block(block: SampleBlock) -> list[bytes]:
+    """Return the body of a block, in pieces."""
     table = block.series.encode()
     columns = [_encode_column(block.index, _INDEX), _encode_column(block.times, _TIMES), (EVERY, _raw(block.bits))]
     forms = [form for form, _ in columns]
@@ -101,8 +102,8 @@ def decode_section(payload: bytes) -> SeriesSection:
         return SeriesSection(*decode_parts(_decompressed(payload), VERSION, _DECODERS))
 
 
-def _decode_block(view: memoryview) -> SampleBlock:
-    body = bytes(view)
+def decode_block(body: bytes) -> SampleBlock:
+    """Decode the body of a block; `ValueError` or `CorruptionError` if it is malformed."""
     size, samples, *forms = _BLOCK.unpack_from(body)
     at = _BLOCK.size + size
     if at > len(body):
@@ -129,7 +130,7 @@ def _decode_block(view: memoryview) -> SampleBlock:
 
 
 _DECODERS: dict[int, Callable[[memoryview], Part]] = {
-    SAMPLES: _decode_block,
+    SAMPLES: lambda body: decode_block(bytes(body)),
     **{number: msgspec.msgpack.Decoder(kind).decode for number, kind in _TYPES.items()},
 }
 
