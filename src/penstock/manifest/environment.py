@@ -138,7 +138,7 @@ class LmdbEngine:
         try:
             self._prepare()
             self._open_env()
-            self._env.reader_check()
+            self._check_readers()
         except BaseException:
             if self._env is not None:
                 self._env.close()
@@ -302,6 +302,10 @@ class LmdbEngine:
             self._check_rest()
         except CorruptionError:
             return  # stored: every later use raises it
+        self._check_readers()
+
+    def _check_readers(self) -> None:
+        """Release what dead readers hold."""
         with self._lock:
             self._check_open()
             if not self._panicked:  # the next write reopens it
