@@ -362,5 +362,17 @@ def check_table(table: LabelTable) -> None:
         raise Invalid("a metric has a name: give a text that is not empty")
     if np.count_nonzero(codes, axis=1).max() > LABELS_MAX:
         raise Invalid(f"a series has more than {LABELS_MAX} labels")
-    if len(np.unique(codes, axis=0)) != len(codes):
+    if not _are_distinct(codes, [len(values) + 1 for values in table.values]):
         raise Invalid("a series stands twice in one section")
+
+
+def _are_distinct(codes: U32, sizes: Sequence[int]) -> bool:
+    """Return whether no two rows of codes are the same; `sizes` says how many codes each column has at most."""
+    keys, size = np.zeros(len(codes), np.uint64), 1
+    for place, more in enumerate(sizes):
+        if size * more >= 1 << 63:
+            keys = np.unique(keys, return_inverse=True)[1].reshape(-1).astype(np.uint64)
+            size = len(codes)
+        keys = keys * np.uint64(more) + codes[:, place]
+        size *= more
+    return len(np.unique(keys)) == len(codes)

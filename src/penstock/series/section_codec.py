@@ -59,7 +59,7 @@ def encode_section(section: SeriesSection) -> bytes:
     pieces = [_HEADER.pack(VERSION, len(parts))]
     for part in parts:
         if isinstance(part, SampleBlock):
-            body = _encode_block(part)
+            body = encode_block(part)
             pieces.append(_PART.pack(SAMPLES, sum(map(len, body))))
             pieces += body
         else:
@@ -92,7 +92,8 @@ def _decompressed(payload: bytes) -> bytes:
     return plain
 
 
-def _encode_block(block: SampleBlock) -> list[bytes]:
+def encode_block(block: SampleBlock) -> list[bytes]:
+    """Return the body of a block, in pieces."""
     table = block.series.encode()
     columns = [_encode_column(block.index, _INDEX), _encode_column(block.times, _TIMES), (EVERY, _raw(block.bits))]
     forms = [form for form, _ in columns]
@@ -130,7 +131,7 @@ def decode_section(payload: bytes) -> SeriesSection:
             if at + size > len(payload):
                 raise ValueError("it is cut short")
             body = payload[at : at + size]
-            parts.append(_decode_block(body) if number == SAMPLES else _DECODERS[number].decode(body))
+            parts.append(decode_block(body) if number == SAMPLES else _DECODERS[number].decode(body))
             at += size
         if at != len(payload):
             raise ValueError("its length is wrong")
@@ -141,7 +142,8 @@ def decode_section(payload: bytes) -> SeriesSection:
     return SeriesSection(*parts)
 
 
-def _decode_block(body: bytes) -> SampleBlock:
+def decode_block(body: bytes) -> SampleBlock:
+    """Decode the body of a block; `ValueError` or `CorruptionError` if it is malformed."""
     size, samples, *forms = _BLOCK.unpack_from(body)
     at = _BLOCK.size + size
     if at > len(body):
