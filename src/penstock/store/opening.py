@@ -50,6 +50,7 @@ from penstock.partition.ledger import LEDGER, LEDGER_TABLE, ForgetVerdicts, Ledg
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
+from penstock.partition.snapshots import PartitionSnapshots
 from penstock.partition.spill import SpillLog
 from penstock.registry import CONDITIONS, KINDS, kind_named
 from penstock.scheduler.engines import Engines
@@ -211,6 +212,15 @@ class OpenedParts(Tables):
         self._parts.callback(self.offers.shutdown, 0.0)
         self._parts.callback(self._scheduler.shutdown)
         self._parts.callback(self._maintenance.stop)
+        self._snapshots = PartitionSnapshots(
+            self._dispatcher,
+            self._consensus,
+            self._manifest,
+            fs=self._fs,
+            root=self.path,
+            identity=self.identity,
+        )
+        self._dispatcher.is_repairable = self._snapshots.is_repairable
         self._flusher = StoreFlusher(
             self._consensus,
             self._dispatcher,
@@ -254,6 +264,7 @@ class OpenedParts(Tables):
             self._extent,
             forget_verdicts=self._forget_verdicts,
             store_ledger=lambda: self._maintenance.flush(self._ledger.tree),
+            snapshots=self._snapshots,
             settings=settings.checkpoint,
         )
         self._trimmer = JournalTrimmer(
@@ -314,15 +325,19 @@ class OpenedParts(Tables):
             yield lsn, decode(body, where=f"{self.path}/journal", lsn=lsn)
 
     def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
+        self._snapshots.finish_install(descriptor)  # before anything is opened
         folder = f"{self.path}/{descriptor.folder}{SPILL}"
         state = self._manifest.get_wal_state(WalStateKey(descriptor.table_id, descriptor.shard)) or WalStateRecord()
+        kept = self._snapshots.kept(descriptor)
+        reach = state if kept is None else kept
         spill = SpillLog(
             self._fs,
             folder,
             random=self._random,
             identity=self.identity,
             partition=descriptor.partition,
-            reach=(state.stored_lsn, state.durable_lsn),
+            reach=(reach.stored_lsn, reach.durable_lsn),
+            floor=None if kept is None else kept.stored_lsn,
         )
         with ExitStack() as undo:
             undo.callback(spill.close)
