@@ -45,6 +45,7 @@ from penstock.partition.extent import JournalExtent
 from penstock.partition.ledger import LEDGER, LEDGER_TABLE, ForgetVerdicts, Ledger, encode_ops
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
+from penstock.partition.snapshots import PartitionSnapshots
 from penstock.registry import CONDITIONS, KINDS
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.metrics import export_scheduler
@@ -184,7 +185,7 @@ class OpenedParts(Tables):
             shards,
             self._tracker,
             clock=self._clock,
-            make_spill=lambda descriptor: shards.open_spill(descriptor, self._staging),
+            make_spill=lambda descriptor: shards.open_spill(descriptor, self._staging, self._snapshots),
             aside=self._aside,
             journal=self._records,
             settings=settings.dispatcher,
@@ -206,6 +207,15 @@ class OpenedParts(Tables):
         self._parts.callback(self.offers.shutdown, 0.0)
         self._parts.callback(self._scheduler.shutdown)
         self._parts.callback(self._maintenance.stop)
+        self._snapshots = PartitionSnapshots(
+            self._dispatcher,
+            self._consensus,
+            self._manifest,
+            fs=self._fs,
+            root=self.path,
+            identity=self.identity,
+        )
+        self._dispatcher.is_repairable = self._snapshots.is_repairable
         self._flusher = StoreFlusher(
             self._consensus,
             self._dispatcher,
@@ -249,6 +259,7 @@ class OpenedParts(Tables):
             self._extent,
             forget_verdicts=self._forget_verdicts,
             store_ledger=lambda: self._maintenance.flush(self._ledger.tree),
+            snapshots=self._snapshots,
             settings=settings.checkpoint,
         )
         self._trimmer = JournalTrimmer(

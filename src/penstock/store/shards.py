@@ -16,6 +16,7 @@ from penstock.manifest.keys import WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.reference import Staging
+from penstock.partition.snapshots import PartitionSnapshots
 from penstock.partition.spill import SpillLog
 from penstock.registry import kind_named
 from penstock.store.dropped import SPILL, DroppedShards
@@ -58,17 +59,21 @@ class ShardOpener:
         """Remove the files of a dropped shard, once nothing uses them."""
         self._dropped.add(descriptor, machine)
 
-    def open_spill(self, descriptor: PartitionDescriptor, staging: Staging) -> SpillLog:
+    def open_spill(self, descriptor: PartitionDescriptor, staging: Staging, snapshots: PartitionSnapshots) -> SpillLog:
         """Return the log of what a shard has not stored."""
+        snapshots.finish_install(descriptor)  # before anything is opened
         context = self._context
         state = context.manifest.get_wal_state(WalStateKey(descriptor.table_id, descriptor.shard)) or WalStateRecord()
+        kept = snapshots.kept(descriptor)
+        reach = state if kept is None else kept
         spill = SpillLog(
             context.fs,
             f"{context.root}/{descriptor.folder}{SPILL}",
             random=context.random,
             identity=context.identity,
             partition=descriptor.partition,
-            reach=(state.stored_lsn, state.durable_lsn),
+            reach=(reach.stored_lsn, reach.durable_lsn),
+            floor=None if kept is None else kept.stored_lsn,
         )
         with ExitStack() as undo:
             undo.callback(spill.close)

@@ -19,7 +19,7 @@ from penstock.partition.backlog import Backlogs, Partition
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.machine import Entry
 from penstock.partition.marker import Marker
-from penstock.partition.roster import _Opening
+from penstock.partition.roster import PartitionOpening
 from penstock.partition.workers import Workers
 from penstock.queue.machine import QueueMachine
 from penstock.queue.persistent import PersistentQueue
@@ -422,7 +422,7 @@ def test_an_opening_that_hangs_costs_one_worker(tmp_path: Path, monkeypatch: pyt
 
 def test_one_that_costs_all_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     never = property(lambda opening: False, lambda opening, value: None)
-    monkeypatch.setattr(_Opening, "is_given", never, raising=False)
+    monkeypatch.setattr(PartitionOpening, "is_given", never, raising=False)
     with penstock.open(tmp_path / "store", settings=settings()) as store:
         assert busy_with_a_hung_opening(store, monkeypatch, threading.Event()) == 4
 
