@@ -36,7 +36,7 @@ from penstock.errors import CorruptionError, Invalid
 from penstock.host import threads
 from penstock.lsm.maintenance import COMPANION, Maintenance
 from penstock.lsm.memtable import Edit, Memtable
-from penstock.lsm.rows import KEY_BYTES_MAX, NEVER, fixed_array
+from penstock.lsm.rows import KEY_BYTES_MAX, NEVER, binary_column, fixed_array
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import PartitionDescriptor
@@ -50,7 +50,7 @@ TRIM_PARTS_MAX = 200_000  # in one step: more commits than a shard gets from one
 
 INSERT, PREIMAGE, POSTIMAGE, REMOVAL = range(4)  # as stored
 NAMES = ("insert", "update_preimage", "update_postimage", "delete")
-_NAMES = pa.array(NAMES, pa.string())
+_NAMES = binary_column([name.encode() for name in NAMES]).view(pa.string())  # `pa.array` would import pandas
 _CHANGE, _DEADLINE, _FLOOR = b"c", b"d", b"f"
 _KEY = struct.Struct(">cQI")  # b"c", lsn, part
 _U64 = struct.Struct(">Q")
