@@ -15,22 +15,22 @@ MESSAGE_BYTES_MAX = 300 << 20  # the largest record and its frame
 INDEX_MAX = (1 << 63) - 1
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+class _MemberMessage(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     term: int
 
 
-class RequestVote(_Message, frozen=True):
+class RequestVote(_MemberMessage, frozen=True):
     """A candidate asks for a vote."""
 
     last_index: int
     last_term: int
 
 
-class Vote(_Message, frozen=True):
+class Vote(_MemberMessage, frozen=True):
     """The vote, given in this term."""
 
 
-class Append(_Message, frozen=True):
+class Append(_MemberMessage, frozen=True):
     """A leader sends entries that follow an entry; without entries it is a heartbeat."""
 
     previous_index: int
@@ -39,7 +39,7 @@ class Append(_Message, frozen=True):
     entries: tuple[tuple[int, bytes | None], ...] = ()  # term, and the record; None: an entry of the members themselves
 
 
-class Appended(_Message, frozen=True):
+class Appended(_MemberMessage, frozen=True):
     """A follower's answer: the next index it wants, and whether it has all before it."""
 
     next_index: int
@@ -47,7 +47,7 @@ class Appended(_Message, frozen=True):
     reset: bool
 
 
-class NewerTerm(_Message, frozen=True):
+class NewerTerm(_MemberMessage, frozen=True):
     """The answer to a message of an old term: a leader that was replaced steps down when it gets this."""
 
 

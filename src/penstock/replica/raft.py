@@ -101,6 +101,8 @@ class RaftTimes:
 class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     """A member of the cluster. Methods named `_SyncObj__…` replace private ones of the library."""
 
+    _SyncObj__raftLeader: Any  # the library's: a node or None
+
     def __init__(
         self, member: str, others: Sequence[str], log: RaftLog, link: Link, *, times: RaftTimes, random: Random
     ) -> None:
@@ -132,9 +134,15 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
 
     # -- for the member's thread
 
+    @property
+    def poller(self) -> Any:
+        """Waits for sockets, at the end of a tick."""
+        return self._poller
+
     def tick(self, wait_s: float) -> None:
         """Do what is due; wait for messages up to `wait_s`. An error is final."""
-        self._onTick(wait_s)
+        busy = bool(self._proposals or self._in_log)
+        self._onTick(0.0 if busy and not self._nodes else wait_s)  # alone, there is no answer to wait for
         self._send_waiting()
 
     def receive(self, member: str, message: Message) -> None:
@@ -147,15 +155,22 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
             self._tell(member, NewerTerm(current))
         elif isinstance(message, RequestVote):
             if not self._hears_leader():
-                self._handle(node, "request_vote", message, last_log_index=message.last_index,
-                             last_log_term=message.last_term)
+                self._handle(
+                    node, "request_vote", message, last_log_index=message.last_index, last_log_term=message.last_term
+                )
         elif isinstance(message, Append):
             self._receive_append(node, message)
         elif message.term > current:
             self._step_down(message.term)
         elif isinstance(message, Appended):
-            self._handle(node, "next_node_idx", message, next_node_idx=min(message.next_index, self.log.last + 1),
-                         reset=message.reset, success=message.success and message.next_index <= self.log.last + 1)
+            self._handle(
+                node,
+                "next_node_idx",
+                message,
+                next_node_idx=min(message.next_index, self.log.last + 1),
+                reset=message.reset,
+                success=message.success and message.next_index <= self.log.last + 1,
+            )
         elif isinstance(message, Vote) and member not in self._voters:
             self._voters.add(member)
             self._handle(node, "response_vote", message)
@@ -205,7 +220,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
             while proposals:
                 proposals.popleft().answer(error=error)
 
-    def _checkCommandsToApply(self) -> None:  # noqa: N802 - the library's name
+    def _checkCommandsToApply(self) -> None:
         """Append what was proposed, send it, and sync it here while the others sync it, too."""
         if not self._isLeader():
             while self._proposals:
@@ -231,10 +246,13 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         except (DiskFull, ProcessLimit, Invalid) as error:  # before a byte was written
             proposal.answer(error=error)
             return
+        except BaseException:
+            self._in_log.append(proposal)  # answered when this member has stopped
+            raise
         proposal.term = term
         self._in_log.append(proposal)
 
-    def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
+    def _SyncObj__applyLogEntries(self) -> bool:
         """Answer proposals that are committed; return whether followers should learn of it at once."""
         committed = self.log.committed
         if committed == self._told_committed:
@@ -286,16 +304,16 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
             self._step_down(message.term)
         self._tell(node.id, Appended(self.term, self.log.committed + 1, success=False, reset=True))
 
-    def _SyncObj__deleteEntriesFrom(self, fromIDx: int) -> None:  # noqa: N802, N803
+    def _SyncObj__deleteEntriesFrom(self, fromIDx: int) -> None:
         """Cut conflicting entries; the library asks for it whenever some follow."""
         if self._may_cut:
             self.log.cut_back(fromIDx - 1)
 
-    def _SyncObj__getEntries(  # noqa: N802
+    def _SyncObj__getEntries(
         self,
-        fromIDx: int | None,  # noqa: N803
+        fromIDx: int | None,
         count: int | None = None,
-        maxSizeBytes: int | None = None,  # noqa: N803
+        maxSizeBytes: int | None = None,
     ) -> list[tuple[bytes, int, int]]:
         """Return entries without their records: the library reads their terms, and whether another one follows."""
         if fromIDx is None or fromIDx < self.log.base.index:
@@ -303,7 +321,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         end = min(self.log.last, fromIDx + min(count or 2, 2) - 1)
         return [(b"", index, self.log.term_at(index)) for index in range(fromIDx, end + 1)]
 
-    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+    def _SyncObj__sendAppendEntries(self) -> None:
         """Send each member what it lacks, as far as there is room, and at least a heartbeat."""
         self._SyncObj__newAppendEntriesTime = self._now() + self._times.heartbeat_s
         for name, node in self._nodes.items():
@@ -340,7 +358,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         self._SyncObj__setState(pysyncobj.syncobj._RAFT_STATE.FOLLOWER)
         self._SyncObj__raftLeader = None
 
-    def _SyncObj__setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+    def _SyncObj__setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
         if term != self._SyncObj__raftCurrentTerm:
             self._voters = set()
         super()._SyncObj__setCurrentTerm(term, votedForNodeId)
@@ -351,10 +369,10 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
             self._SyncObj__raftLeader is not None and self._now() - self._heard_s < self._times.election_s
         )
 
-    def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
+    def _SyncObj__generateRaftTimeout(self) -> float:
         return self._times.election_s * (1 + self._random.random())
 
-    def _SyncObj__tryLogCompaction(self) -> None:  # noqa: N802
+    def _SyncObj__tryLogCompaction(self) -> None:
         pass  # the store truncates its journal
 
     def _now(self) -> float:

@@ -46,7 +46,7 @@ class RaftEntry(NamedTuple):
     """An entry, in PySyncObj's order."""
 
     command: Command | bytes
-    index: int
+    index: int  # type: ignore[assignment]  # it hides a method of tuples, which nobody calls here
     term: int
 
 
@@ -124,31 +124,31 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
             self._log.append([_TERM.pack(term) + body], kind=kind)
             self._note(entry)
 
-    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803 - PySyncObj's names
+    def deleteEntriesFrom(self, entryFrom: int) -> None:
         self.cut_back(self.base.index + entryFrom - 1)
 
-    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
         """Advance `committed`, after a sync: a leader counts its own log, too."""
         if raftCommitIndex > self.committed:
             if raftCommitIndex > self.synced:
                 self.sync()
             self.committed = raftCommitIndex
 
-    def getRaftCommitIndex(self) -> int:  # noqa: N802
+    def getRaftCommitIndex(self) -> int:
         return self.committed
 
-    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
         """Store term and vote, durably: it is called before a message tells them."""
         with self._lock:
             self._state.save(msgspec.structs.replace(self._state.state, term=term, vote=votedForNodeId))
 
-    def getCurrentTerm(self) -> int:  # noqa: N802
+    def getCurrentTerm(self) -> int:
         return self._state.state.term
 
-    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+    def getVotedForNodeId(self) -> str | None:
         return self._state.state.vote
 
-    def onOneSecondTimer(self) -> None:  # noqa: N802
+    def onOneSecondTimer(self) -> None:
         pass
 
     def _destroy(self) -> None:

@@ -8,11 +8,11 @@ the loop nothing is sent, acknowledged or voted until `recover`. (3) every wait 
 from __future__ import annotations
 
 import logging
-import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pysyncobj.poller import POLL_EVENT_TYPE
 
@@ -34,7 +34,7 @@ TICK_S = 0.05
 JOIN_S = 10.0
 
 
-class MemberLink(Link):
+class MemberLink(Link, Protocol):
     """A link that lives as long as a member's loop."""
 
     def attach(self, raft: Raft) -> None:
@@ -44,8 +44,14 @@ class MemberLink(Link):
         """Stop sending and receiving; the members find out."""
 
 
-class NoLink(MemberLink):
+class NoLink:
     """The link of a cluster with one member."""
+
+    def attach(self, raft: Raft) -> None:
+        pass
+
+    def detach(self) -> None:
+        pass
 
     def send(self, member: str, message: object) -> None:
         raise PenstockError(f"there is no member {member}")
@@ -81,9 +87,9 @@ class Replicated:
         self._closing = False  # guarded by _changed
         self._entries = RaftLog(log, state)
         self._raft: Raft | None = None
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
+        self._wakes, self._waker = socket.socketpair()  # a byte in it ends the loop's wait
+        self._wakes.setblocking(False)
+        self._waker.setblocking(False)
         self._start()
 
     # -- the loop
@@ -103,7 +109,7 @@ class Replicated:
         assert raft is not None
         state: tuple[Any, ...] = ()
         try:
-            raft._poller.subscribe(self._reader, self._drain, POLL_EVENT_TYPE.READ)
+            raft.poller.subscribe(self._wakes.fileno(), self._drain, POLL_EVENT_TYPE.READ)
             self._link.attach(raft)
             while not self._closing:
                 raft.tick(TICK_S)
@@ -118,7 +124,7 @@ class Replicated:
         finally:
             with suppress(Exception):
                 self._link.detach()
-            raft._poller.unsubscribe(self._reader)
+            raft.poller.unsubscribe(self._wakes.fileno())
             raft.fail_proposals(self._stopped())
 
     def _stopped(self) -> Exception:
@@ -126,11 +132,11 @@ class Replicated:
 
     def _drain(self, descriptor: int, event: int) -> None:
         with suppress(BlockingIOError):
-            os.read(descriptor, 4096)
+            self._wakes.recv(4096)
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError, OSError):
-            os.write(self._writer, b"\0")
+        with suppress(OSError):  # it is full, or closed
+            self._waker.send(b"\0")
 
     # -- Consensus
 
@@ -213,7 +219,7 @@ class Replicated:
                     return leader
                 rest_s = deadline_s - self._clock.monotonic_s()
                 if rest_s <= 0:
-                    raise WaitExpired(f"no leader was elected within {timeout_s:g} s: see that a quorum of members runs")
+                    raise WaitExpired(f"no leader was elected within {timeout_s:g} s: start a quorum of members")
                 self._changed.wait(min(rest_s, TICK_S))
 
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
@@ -262,5 +268,5 @@ class Replicated:
         self._wake()
         self._thread.join(JOIN_S)
         self._log.close()
-        os.close(self._reader)
-        os.close(self._writer)
+        self._wakes.close()
+        self._waker.close()

@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import pysyncobj.syncobj
 
@@ -47,9 +48,7 @@ class SimulatedMember:
         log = Log.open(self.disk, "/journal", random=cluster.random, settings=SETTINGS)
         self.log = cluster.make_log(log, StateFile(self.disk, "/raft"))
         others = [name for name in cluster.names if name != self.name]
-        self.raft = cluster.make_raft(
-            self.name, others, self.log, self, times=cluster.times, random=cluster.random
-        )
+        self.raft = cluster.make_raft(self.name, others, self.log, self, times=cluster.times, random=cluster.random)
         for name in others:
             self.raft.connect(name)
 
@@ -97,7 +96,7 @@ class SimulatedCluster:
         self._numbers = 0
         self._time = pysyncobj.syncobj.monotonicTime
 
-    def __enter__(self) -> SimulatedCluster:
+    def __enter__(self) -> Self:
         pysyncobj.syncobj.monotonicTime = lambda: self.now_s
         self.members = {name: SimulatedMember(self, name) for name in self.names}
         return self
@@ -177,9 +176,9 @@ class SimulatedCluster:
             member.start()
         elif what == "block":
             sender, receiver = self.random.sample(self.names, 2)
-            self.blocked |= {(sender, receiver)} if self.random.random() < 0.5 else {
-                (sender, receiver), (receiver, sender)
-            }
+            self.blocked |= (
+                {(sender, receiver)} if self.random.random() < 0.5 else {(sender, receiver), (receiver, sender)}
+            )
         elif what == "open":
             self.blocked.clear()
         elif what == "double" and self.messages:

@@ -61,13 +61,13 @@ class _LazyLog(RaftLog):
 class _ForgetfulLog(RaftLog):
     """Keeps term and vote in memory only."""
 
-    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
         self._term, self._vote = term, votedForNodeId
 
-    def getCurrentTerm(self) -> int:  # noqa: N802
+    def getCurrentTerm(self) -> int:
         return getattr(self, "_term", 0)
 
-    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+    def getVotedForNodeId(self) -> str | None:
         return getattr(self, "_vote", None)
 
 
