@@ -191,6 +191,11 @@ class Replicated:
     def records(self, start: int) -> Iterator[tuple[Lsn, bytes]]:
         return self._entries.records(start)
 
+    def term(self, lsn: int) -> int | None:
+        if not self.first <= lsn <= self.committed:
+            return None
+        return self._entries.term_at(self._entries.index_of(lsn))
+
     def barrier(self) -> Lsn:
         """Return an LSN at or past every acknowledged record: on the leader, after a quorum confirmed it."""
         if self._others and self._failure is None:
