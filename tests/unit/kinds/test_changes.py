@@ -158,11 +158,11 @@ def test_the_owner_takes_in_what_expired_without_writes(path: Path) -> None:
         table = store.kv("t", changes=True)
         table.put(b"k", b"v", ttl_s=0.05, durable=True)
         time.sleep(0.06)
-        store._services_task()
+        store._tasks.maintain_services()
         store.flush()
         assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
     with penstock.open(str(path)) as store:
-        store._services_task()
+        store._tasks.maintain_services()
         store.flush()
         assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
 
@@ -174,7 +174,7 @@ def test_of_a_dropped_table_nothing_is_left(path: Path) -> None:
         store.drop("t")
         assert store.kv("t", changes=True).changes().to_arrow().num_rows == 0
     with penstock.open(str(path), settings=penstock.StoreSettings(background=False)) as store:
-        store._retry_task()
+        store._tasks.retry()
         assert [entry.name for entry in (path / "tables").iterdir() if (entry / "0" / "changes").exists()] == ["3"]
 
 
