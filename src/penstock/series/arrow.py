@@ -113,6 +113,11 @@ class LabelColumns:
             offsets = repeated.astype(np.int32)
         return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
 
+    def metrics(self, rows: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> Any:
+        """Return the metrics of some series, each as often as `counts` says."""
+        metrics = [dict(decode_labels(self._labels[row])).get(METRIC, "") for row in rows.tolist()]
+        return pa.array(metrics, pa.string()).take(pa.array(np.repeat(np.arange(len(rows)), counts)))
+
 
 def _repeated(labels: Labels, count: int) -> tuple[Any, Any]:
     """Return metric and label map of one series, `count` times: a select of one series is often short."""
@@ -124,8 +129,10 @@ def _repeated(labels: Labels, count: int) -> tuple[Any, Any]:
     return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
 
 
-def sample_batches(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Iterator[Any]:
-    """Yield samples as record batches of `SAMPLES`; `rows` are the series of the samples, as runs.
+def sample_batches(
+    labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64, schema: Any = SAMPLES
+) -> Iterator[Any]:
+    """Yield samples as record batches of some fields of `SAMPLES`; `rows` are the series of the samples, as runs.
 
     Each row repeats the labels of its series, so series with long ones get batches of few rows.
     """
@@ -134,14 +141,18 @@ def sample_batches(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64,
         count = max(1, BATCH_LABEL_BYTES // max(map(labels.bytes_of, set(rows.tolist())), default=1))
     for start in range(0, len(rows), count):
         some = slice(start, start + count)
-        yield _sample_batch(labels, rows[some], times[some], bits[some])
+        yield _sample_batch(labels, rows[some], times[some], bits[some], schema)
 
 
-def _sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
+def _sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64, schema: Any) -> Any:
+    columns = {"time": _fixed(TIME, times), "value": _fixed(pa.float64(), bits)}
     starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
-    metrics, maps = labels.arrays(rows[starts], np.diff(np.append(starts, len(rows))))
-    columns = [metrics, maps, _fixed(TIME, times), _fixed(pa.float64(), bits)]
-    return pa.record_batch(columns, schema=SAMPLES)
+    counts = np.diff(np.append(starts, len(rows)))
+    if "labels" in schema.names:
+        columns["metric"], columns["labels"] = labels.arrays(rows[starts], counts)
+    elif "metric" in schema.names:
+        columns["metric"] = labels.metrics(rows[starts], counts)
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
 def run_batch(labels: Sequence[bytes], rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
