@@ -141,10 +141,11 @@ def sample_batches(
         count = max(1, BATCH_LABEL_BYTES // max(map(labels.bytes_of, set(rows.tolist())), default=1))
     for start in range(0, len(rows), count):
         some = slice(start, start + count)
-        yield _sample_batch(labels, rows[some], times[some], bits[some], schema)
+        yield sample_batch(labels, rows[some], times[some], bits[some], schema)
 
 
-def _sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64, schema: Any) -> Any:
+def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64, schema: Any = SAMPLES) -> Any:
+    """Return samples as one record batch, see `sample_batches`."""
     columns = {"time": _fixed(TIME, times), "value": _fixed(pa.float64(), bits)}
     starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
     counts = np.diff(np.append(starts, len(rows)))
