@@ -65,6 +65,13 @@ def test_samples_embedded_connected_and_in_a_snapshot(path: Path) -> None:
         assert later["_change_type"].to_pylist() == ["update_preimage", "update_postimage", "delete", "delete"]
         assert later["labels"].to_pylist() == [[("host", host)] for host in "aabb"] == again["labels"].to_pylist()
         assert later["value"].to_pylist()[::2] == [2.0, 2.0]
+        until = later["_commit_version"][1].as_py()
+        for table in (cpu, store.series("cpu")):
+            some = table.changes(after=snapshot.lsn, until=until).to_arrow()
+            assert some["_change_type"].to_pylist() == ["update_preimage", "update_postimage"]
+            assert table.changes(until=1 << 60).to_arrow().num_rows == 16
+            with pytest.raises(Invalid, match="above until"):
+                table.changes(after=2, until=1)
         assert math.isnan(later["value"][1].as_py())
         cpu.alter(window_s=1e9)
         assert store.series("cpu").options.changes == penstock.ChangeOptions(preimages=True)
