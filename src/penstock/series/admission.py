@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from penstock.errors import Invalid
-from penstock.series.admitted import Admission
+from penstock.series.admitted import SeriesAdmission
 from penstock.series.keys import dictionary_keys
 from penstock.series.labels import METRIC, LabelTable
 from penstock.series.options import SECOND_US, SeriesOptions
@@ -45,7 +45,7 @@ def check_window(name: str, first: int, last: int, options: SeriesOptions, time_
 
 def admit_sections(
     name: str, sections: Sequence[SeriesSection], options: SeriesOptions, limits: SeriesLimits, time_us: int
-) -> Admission | None:
+) -> SeriesAdmission | None:
     """Raise `Invalid` if the sections of one group have times or new series that a table does not accept.
 
     Return the admission of their new series, to be withdrawn if they are never written; None if they have none.

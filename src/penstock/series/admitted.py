@@ -24,7 +24,7 @@ ADMITTED_MAX = 4_000_000  # series; more are all forgotten
 SeriesKeys: TypeAlias = Mapping[int, Mapping[str, Collection[bytes]]]  # dictionary keys, by bucket and metric
 
 
-class Admission:
+class SeriesAdmission:
     """An admission of series to a shard."""
 
     __slots__ = ("series", "until_us")
@@ -40,7 +40,7 @@ class AdmittedSeries:
     def __init__(self) -> None:
         self.lock = threads.lock("series.admitted")
         # The admission by bucket, metric and dictionary key; the oldest first. Guarded by lock.
-        self._admissions: dict[int, dict[str, dict[bytes, Admission]]] = {}
+        self._admissions: dict[int, dict[str, dict[bytes, SeriesAdmission]]] = {}
 
     def new(self, bucket: int, metric: str, keys: Collection[bytes]) -> int:
         """Return how many of some series of a metric are not here."""
@@ -51,10 +51,10 @@ class AdmittedSeries:
         metrics = self._admissions.get(bucket, {})
         return sum(map(len, metrics.values())) if metric is None else len(metrics.get(metric, ()))
 
-    def add(self, series: SeriesKeys, time_us: int) -> Admission:
+    def add(self, series: SeriesKeys, time_us: int) -> SeriesAdmission:
         """Add series. Those that are here already are admitted once more, and cannot be withdrawn: two writes wait."""
         until_us = time_us + ADMITTED_S * 1_000_000
-        admission, again = Admission(series, until_us), Admission({}, until_us)
+        admission, again = SeriesAdmission(series, until_us), SeriesAdmission({}, until_us)
         for bucket, by_metric in series.items():
             metrics = self._admissions.setdefault(bucket, {})
             for metric, keys in by_metric.items():
@@ -64,7 +64,7 @@ class AdmittedSeries:
                 waiting.update(dict.fromkeys(common, again))
         return admission
 
-    def withdraw(self, admission: Admission) -> None:
+    def withdraw(self, admission: SeriesAdmission) -> None:
         """Remove the series of a write that will never be applied."""
         for bucket, by_metric in admission.series.items():
             for metric, keys in by_metric.items():

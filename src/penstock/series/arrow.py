@@ -122,11 +122,21 @@ class LabelColumns:
 def _repeated(labels: Labels, count: int) -> tuple[Any, Any]:
     """Return metric and label map of one series, `count` times: a select of one series is often short."""
     pairs = [pair for pair in labels if pair[0] != METRIC]
-    metric = pa.repeat(pa.scalar(dict(labels).get(METRIC, ""), pa.string()), count)
-    places = pa.array(np.tile(np.arange(len(pairs)), count))
-    name, value = (pa.array([pair[part] for pair in pairs], pa.string()).take(places) for part in (0, 1))
+    metric, name, value = (
+        _texts_repeated(texts, count)
+        for texts in ([dict(labels).get(METRIC, "")], [name for name, _ in pairs], [value for _, value in pairs])
+    )
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(pairs))
-    return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
+    return metric, pa.MapArray.from_arrays(_fixed(pa.int32(), offsets), name, value)
+
+
+def _texts_repeated(texts: list[str], count: int) -> Any:
+    """Return some texts, one after the other, `count` times: what `take` of their array returns, for less."""
+    encoded = [text.encode() for text in texts]
+    data = b"".join(encoded)
+    ends = np.cumsum([0, *map(len, encoded)])
+    offsets = np.append(np.add.outer(np.arange(count) * len(data), ends[:-1]), count * len(data)).astype(np.int32)
+    return pa.StringArray.from_buffers(count * len(texts), pa.py_buffer(offsets), pa.py_buffer(data * count))
 
 
 def sample_batches(
@@ -169,7 +179,7 @@ def run_batch(labels: Sequence[bytes], rows: npt.NDArray[np.intp], times: I64, b
 
 
 def _fixed(kind: Any, column: npt.NDArray[Any]) -> Any:
-    """Return a column of 8-byte elements as an Arrow array, bit by bit."""
+    """Return a column of numbers as an Arrow array of the same width, bit by bit."""
     return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
 
 

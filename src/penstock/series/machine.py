@@ -26,7 +26,7 @@ from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.series import index
 from penstock.series.admission import admit_sections
-from penstock.series.admitted import Admission, AdmittedSeries
+from penstock.series.admitted import AdmittedSeries, SeriesAdmission
 from penstock.series.changes import NewestTimes, RowsBefore, record_changes
 from penstock.series.drafts import RecordDraft
 from penstock.series.ids import SeriesIds
@@ -130,7 +130,7 @@ class SeriesMachine(TreeMachine):
         """Raise `Invalid` if staged files are malformed, or hold what this table does not accept."""
         context, table = self._context, self._descriptor
         options = decode_series_options(context.options_of(table.table_id) or encode_series_options(self.options))
-        admissions: list[Admission | None] = []
+        admissions: list[SeriesAdmission | None] = []
         try:
             for file in files:  # each is admitted alone: series of the earlier ones count
                 section = receive_section(staged_payload(context.fs, context.root, file))
@@ -175,7 +175,7 @@ class SeriesMachine(TreeMachine):
 
     # -- admission
 
-    def withdraw(self, admission: Admission | None) -> None:
+    def withdraw(self, admission: SeriesAdmission | None) -> None:
         """Take back an admission whose sections will never be applied."""
         if admission is not None:
             with self.admitted.lock:
