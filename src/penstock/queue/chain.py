@@ -103,6 +103,10 @@ class FileChain:
         """The position of the next record."""
         return self.synced if self.active is None else self.active.position
 
+    def manifest_files(self) -> tuple[tuple[str, bytes], ...]:
+        """Return the names and bytes of the manifest's files."""
+        return self._manifests.files()
+
     # -- opening
 
     def open(self, cut_after_lsn: int | None) -> QueueRepair | None:

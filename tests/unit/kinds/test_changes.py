@@ -65,6 +65,13 @@ def test_samples_embedded_connected_and_in_a_snapshot(path: Path) -> None:
         assert later["_change_type"].to_pylist() == ["update_preimage", "update_postimage", "delete", "delete"]
         assert later["labels"].to_pylist() == [[("host", host)] for host in "aabb"] == again["labels"].to_pylist()
         assert later["value"].to_pylist()[::2] == [2.0, 2.0]
+        until = later["_commit_version"][1].as_py()
+        for table in (cpu, store.series("cpu")):
+            some = table.changes(after=snapshot.lsn, until=until).to_arrow()
+            assert some["_change_type"].to_pylist() == ["update_preimage", "update_postimage"]
+            assert table.changes(until=1 << 60).to_arrow().num_rows == 16
+            with pytest.raises(Invalid, match="above until"):
+                table.changes(after=2, until=1)
         assert math.isnan(later["value"][1].as_py())
         cpu.alter(window_s=1e9)
         assert store.series("cpu").options.changes == penstock.ChangeOptions(preimages=True)
@@ -151,11 +158,11 @@ def test_the_owner_takes_in_what_expired_without_writes(path: Path) -> None:
         table = store.kv("t", changes=True)
         table.put(b"k", b"v", ttl_s=0.05, durable=True)
         time.sleep(0.06)
-        store._services_task()
+        store._tasks.maintain_services()
         store.flush()
         assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
     with penstock.open(str(path)) as store:
-        store._services_task()
+        store._tasks.maintain_services()
         store.flush()
         assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
 
@@ -167,7 +174,7 @@ def test_of_a_dropped_table_nothing_is_left(path: Path) -> None:
         store.drop("t")
         assert store.kv("t", changes=True).changes().to_arrow().num_rows == 0
     with penstock.open(str(path), settings=penstock.StoreSettings(background=False)) as store:
-        store._retry_task()
+        store._tasks.retry()
         assert [entry.name for entry in (path / "tables").iterdir() if (entry / "0" / "changes").exists()] == ["3"]
 
 
