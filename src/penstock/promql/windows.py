@@ -36,7 +36,8 @@ def counts_up_to(selected: SelectedSamples, grid: StepGrid) -> I64:
     if each * series == len(times) and (np.diff(starts) == each).all():
         table = times.reshape(series, each)
         new = np.append(True, (table[1:] != table[:-1]).any(axis=1))  # series of one target have the same times
-        ends = _counts(each * np.arange(int(new.sum()) + 1), table[new].reshape(-1), grid)[np.cumsum(new) - 1]
+        alone = _counts(each * np.arange(int(new.sum()) + 1), table[new].reshape(-1), grid)
+        ends: I64 = alone[np.cumsum(new) - 1]
     else:
         ends = _counts(starts, times, grid)
     ends += starts[:-1, None]
