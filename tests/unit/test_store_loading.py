@@ -66,7 +66,7 @@ def store(
             yield owner
             return
         if request.param == "far client":  # one that does not see the folder
-            monkeypatch.setattr("penstock.client.building.read_identity", lambda fs, root: None)
+            monkeypatch.setattr("penstock.client.building.read_uuid", lambda fs, root: None)
         with penstock.connect(tmp_path / "data") as client:
             yield client
 

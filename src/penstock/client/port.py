@@ -368,7 +368,7 @@ class FlightPort(FlightReading):
     def building(self, lease_s: float) -> AbstractContextManager[BuildContext]:
         owner = self._connection.owner
         root = self._connection.folder or owner.path
-        return building(lambda: self, root, owner.identity, self.time_us(), lease_s)
+        return building(lambda: self, root, (owner.identity, owner.uuid), self.time_us(), lease_s)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         """Return the reference to files for a group; the owner checks and syncs them before it accepts the group."""

@@ -114,7 +114,7 @@ class RemoteStore(Tables):
         self._connection = Connection(locator, clock=clock, owner_timeout_s=owner_timeout_s)
         owner = self._connection.owner  # raises if there is no owner
         self.path = locator.folder or owner.path
-        self.identity = owner.identity
+        self.identity, self.uuid = owner.identity, owner.uuid
         self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
         self.metrics = RemoteMetrics(self._check_usable, self._port)
         self._forget_exit = threads.at_exit(self, RemoteStore.close)

@@ -92,6 +92,11 @@ class AsideLog:
             for record in self._open():
                 self._note(record.index, decode(record.body, where=self._folder, lsn=record.index))
 
+    @property
+    def unchanged(self) -> threads.Mutex:
+        """The lock under which entries are added and removed: while it is held the log's files do not change."""
+        return self._lock
+
     def _open(self) -> Log:
         if self._log is None:
             self._log = Log.open(

@@ -12,8 +12,8 @@ Invariant: a segment is dropped only when all its sections are stored or spilled
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -127,6 +127,16 @@ class Checkpoint:
         self._store_ledger()
         self._consensus.roll()
         return self.run(everything=True)
+
+    @contextmanager
+    def held_off(self, timeout_s: float) -> Iterator[None]:
+        """Spill and delete nothing during a block; `WaitExpired` if a checkpoint that runs does not end in time."""
+        if not self._lock.acquire(timeout=timeout_s):
+            raise WaitExpired(f"a checkpoint has not ended within {timeout_s:g} s: retry later")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def needed_from(self) -> int:
         """Return the first LSN to read at the next open: all below it is stored."""

@@ -32,6 +32,7 @@ from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
+from penstock.kinds import OwnFile
 from penstock.log.record import encoded_size
 from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
 from penstock.queue.messages import SCHEMA, MessageBatch, Messages, stamped
@@ -347,6 +348,10 @@ class PersistentQueue:
                 files.drop_oldest(count)
                 self._show()
         return self.first_sequence
+
+    def own_files(self) -> list[OwnFile]:
+        """Return the files that hold all that is synced, with a manifest that names them. Requires: `sync`."""
+        return self._files.own_files()
 
     def collect(self) -> int:
         """Remove data files that the manifest does not list (crashes leave them); return how many. Lists folders."""

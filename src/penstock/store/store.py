@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
-from penstock.arguments import seconds
+from penstock.arguments import seconds, whole
 from penstock.coordinator import Durability, Epoch
 from penstock.errors import GateShut, NotFound
 from penstock.host import threads
@@ -32,6 +33,8 @@ from penstock.partition.aside import Trouble
 from penstock.partition.checkpoint import CheckpointReport
 from penstock.partition.ledger import TableInfo
 from penstock.registry import vector_kind
+from penstock.store.backup import Backup, BackupReport, BackupSource, check_target
+from penstock.store.backup_folder import NUMBER_MAX, CopyProgress, check_progress
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
@@ -171,6 +174,48 @@ class Store(OpenedParts):
             for partition in partitions_of(info):
                 self._port.machine(partition)  # waits until it has what was written so far
             return self._derived.derive_now(info)
+
+    def backup(
+        self,
+        target: str | Path,
+        *,
+        keep: int | None = None,
+        progress: Callable[[CopyProgress], object] | None = None,
+    ) -> BackupReport:
+        """Copy the store as of one LSN into the folder `target`, while others write; `penstock.restore` reads it.
+
+        A folder holds many backups of one store: files that an earlier one has are not copied again. A backup counts
+        once it is whole; what an interrupt or a crash left is removed by the next one. `keep`: after this backup, the
+        number of whole ones to keep; None keeps all. `progress` is called after each file, in another thread.
+        """
+        self._check_writable()
+        folder, keep = check_target(target, self.path), None if keep is None else whole(keep, "keep", 1, NUMBER_MAX)
+        self._port.flush(None)  # with all that was written so far
+        cancelled: list[bool] = []
+        backup = Backup(
+            self._backup_source(),
+            folder,
+            progress=check_progress(progress),
+            stop=lambda: bool(cancelled) or self._closed,
+        )
+        with translate_os_errors():
+            return threads.run_uninterrupted(lambda: backup.run(keep), cancel=lambda: cancelled.append(True))
+
+    def _backup_source(self) -> BackupSource:
+        return BackupSource(
+            fs=self._fs,
+            root=self.path,
+            identity=self.identity,
+            uuid=self.uuid,
+            clock=self._clock,
+            manifest=self._manifest,
+            checkpoint=self._checkpoint,
+            consensus=self._consensus,
+            collector=self._collector,
+            dropped=self._dropped,
+            aside=self._aside,
+            port=self._port,
+        )
 
     def recover(self) -> None:
         """Accept writes again after a failed one; the unwritten batches are written again."""

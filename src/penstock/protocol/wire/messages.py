@@ -44,10 +44,11 @@ class Hello(_Message, frozen=True):
 class Owner(msgspec.Struct, frozen=True, array_like=True):
     """The answer to `Hello`."""
 
-    identity: bytes
+    identity: bytes  # in the store's files
     path: str
     detached: bool
     durability: str
+    uuid: bytes  # of the store
 
 
 class ListTables(_Message, frozen=True):
