@@ -424,7 +424,7 @@ def test_committed_rows_are_not_committed_again_after_a_crash(kind: str, monkeyp
         batch.load("t", prepared)
     store.checkpoint()
     assert store.table("t").to_arrow().num_rows == 2
-    assert store.check() == []
+    assert store.troubles() == []
     store.close()
 
 

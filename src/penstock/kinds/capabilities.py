@@ -136,6 +136,9 @@ class FileKeeping(Protocol):
     def own_files(self, machine: Any) -> list[OwnFile]:
         """Return the files of a shard that the manifest does not list, at one moment."""
 
+    def damaged_files(self, machine: Any) -> list[tuple[str, str]]:
+        """Read all of these files; return (path, reason) for each damage."""
+
 
 class ExpectedRow(NamedTuple):
     """A row that a conditional write depends on."""

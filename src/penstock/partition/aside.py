@@ -47,7 +47,7 @@ class SetAside(msgspec.Struct, frozen=True, array_like=True):
 class Trouble(msgspec.Struct, frozen=True, array_like=True):
     """An acknowledged write that cannot be read.
 
-    >>> store.check()  # a list of them: none
+    >>> store.troubles()  # a list of them: none
     []
     """
 

@@ -178,6 +178,9 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced)
     def own_files(self, machine: QueueMachine) -> list[OwnFile]:
         return machine.own_files()
 
+    def damaged_files(self, machine: QueueMachine) -> list[tuple[str, str]]:
+        return machine.damaged_files()
+
     def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
         assert piece.end is not None  # every piece of a queue has an end
         return read_piece(piece.detail, sequence_of(piece.start), sequence_of(piece.end), root, identity)

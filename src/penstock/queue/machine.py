@@ -247,6 +247,12 @@ class QueueMachine(Machine):
             self.queue.sync()
             return [file._replace(path=f"{self.folder}/{file.path}") for file in self.queue.own_files()]
 
+    def damaged_files(self) -> list[tuple[str, str]]:
+        """Read every file; return (path, reason) for each damage."""
+        with self._lock:
+            damage = self.queue.damaged_manifest()
+        return damage + self.queue.damaged_files()
+
     def drop_files(self) -> None:
         """Remove files below the floor that no snapshot reads; the first time, also files that a crash left."""
         if not self._context.may_remove():

@@ -299,8 +299,8 @@ class Backup:
             raise self._damaged(error) from None
         damage = table.damaged_pages()
         table.close()
-        for error in damage:
-            raise self._damaged(error)
+        if damage:
+            raise self._damaged(damage[0])
 
     def _damaged(self, error: CorruptionError) -> CorruptionError:
         path = error.path.replace(f"{self._folder.root}/{SHARED}", self._source.root)
@@ -319,11 +319,12 @@ class Backup:
         files, size = copied.files + 1, copied.bytes + file.size
         self._copied = CopyProgress(
             files=files,
-            files_total=max(files, copied.files_total),
+            files_total=max(files, copied.files_total) if copied.files_total else 0,
             bytes=size,
             bytes_total=max(size, copied.bytes_total),
         )
-        self._report()
+        if copied.files_total:  # else a checkpoint waits
+            self._report()
 
     def _report(self) -> None:
         if self._progress is not None:
@@ -341,6 +342,6 @@ def check_target(target: object, root: str) -> str:
     """Return the absolute path of a folder for backups; `Invalid` if it is inside the store's, or around it."""
     folder, store = absolute(path_text(target)), absolute(root)
     for inner, outer in ((folder, store), (store, folder)):
-        if f"{inner}/".startswith(f"{outer}/"):
+        if f"{inner}/".startswith(f"{outer.rstrip('/')}/"):
             raise Invalid(f"{folder} is not beside the store {store}: give a folder elsewhere, best on another disk")
     return folder

@@ -167,11 +167,11 @@ def ends_of_file(fs: FileSystem, path: str, length: int) -> int:
 def _ends(file: File, length: int) -> int:
     head = file.pread(min(ENDS_BYTES, length), 0)
     tail = file.pread(min(ENDS_BYTES, length), max(0, length - ENDS_BYTES))
-    return google_crc32c.extend(google_crc32c.value(head), tail)
+    return int(google_crc32c.extend(google_crc32c.value(head), tail))
 
 
 def _ends_of(content: bytes) -> int:
-    return google_crc32c.extend(google_crc32c.value(content[:ENDS_BYTES]), content[-ENDS_BYTES:])
+    return int(google_crc32c.extend(google_crc32c.value(content[:ENDS_BYTES]), content[-ENDS_BYTES:]))
 
 
 class BackupFolder:

@@ -58,6 +58,10 @@ class DroppedShards:
         """Queue a dropped shard for removal."""
         self._shards.append((descriptor, machine))
 
+    def folders(self) -> list[str]:
+        """Return the folders that are still to be removed, relative to the store."""
+        return [descriptor.folder for descriptor, _ in list(self._shards)]
+
     def find(self, exists: Callable[[int], bool]) -> None:
         """Queue what an earlier process left: folders of tables that do not exist."""
         for name in self._fs.listdir(f"{self._root}/tables"):

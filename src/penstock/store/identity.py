@@ -3,7 +3,7 @@
 The file `STORE` holds 16 bytes and their CRC32C (u32, little-endian); files of the first version lack the checksum. The
 bytes are drawn when the store is created, and written into each of its files. They are its UUID, too, unless the store
 is a restored copy: its files carry the identity of the original, and its own UUID follows the checksum, which covers
-both (ADR 0065).
+both (ADR 0067).
 
 `STORE` is the first file of a store, the manifest is the second, and the journal follows both: one that is missing
 while a later one exists was lost, and is not created again.

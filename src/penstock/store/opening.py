@@ -99,6 +99,7 @@ class OpenedParts(Tables):
         self._process = threads.process_id()
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
+        self._checking = threads.lock("store.check")
         self._started = False  # background threads run
         self._recovered = False  # every record of the journal was dispatched
         self.metrics = Metrics(self._check_usable)

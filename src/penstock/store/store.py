@@ -15,7 +15,7 @@ from types import TracebackType
 
 from penstock.arguments import seconds, whole
 from penstock.coordinator import Durability, Epoch
-from penstock.errors import GateShut, NotFound
+from penstock.errors import Backpressure, GateShut, NotFound
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_os_errors
@@ -35,6 +35,7 @@ from penstock.partition.ledger import TableInfo
 from penstock.registry import vector_kind
 from penstock.store.backup import Backup, BackupReport, BackupSource, check_target
 from penstock.store.backup_folder import NUMBER_MAX, CopyProgress, check_progress
+from penstock.store.check import CheckReport, StoreCheck
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
@@ -223,14 +224,38 @@ class Store(OpenedParts):
         self._coordinator.recover()
 
     def resume(self, name: str) -> list[Trouble]:
-        """Let a paused table try again; return the troubles that remain, as `check` does."""
+        """Let a paused table try again; return those of its `troubles` that remain."""
         info = self._info(name)
         self._check_writable()
         self._dispatcher.resume(info.table_id)
         self._port.applied()
-        return [trouble for trouble in self.check() if trouble.table == info.name]
+        return [trouble for trouble in self.troubles() if trouble.table == info.name]
 
-    def check(self) -> list[Trouble]:
+    def check(self, *, progress: Callable[[CopyProgress], object] | None = None) -> CheckReport:
+        """Read every file of the store and report what is damaged, what cannot be read, and what nothing names.
+
+        The store stays in use meanwhile. `progress` is called after each file, in another thread.
+        """
+        self._check_usable()
+        cancelled: list[bool] = []
+        check = StoreCheck(
+            self._backup_source(),
+            self._maintenance,
+            progress=check_progress(progress),
+            stop=lambda: bool(cancelled) or self._closed,
+        )
+        with translate_os_errors():
+            return threads.run_uninterrupted(lambda: self._check(check), cancel=lambda: cancelled.append(True))
+
+    def _check(self, check: StoreCheck) -> CheckReport:
+        if not self._checking.acquire(blocking=False):  # each reads every file
+            raise Backpressure(f"another check of {self.path} is running: wait for its end")
+        try:
+            return check.run(self.troubles)
+        finally:
+            self._checking.release()
+
+    def troubles(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why; an empty list if all is well.
 
         Entries that were set aside are not retried, because later ones were applied without them: their bytes stay in

@@ -204,7 +204,7 @@ def test_a_blocked_table_stops_nobody_else(tmp_path: Path, fault: Fault, kind: s
         assert count(tables["sick"]) == 1 + waiting
         write(tables["sick"], 100)
         assert count(tables["sick"]) == 2 + waiting
-        assert store.check() == []
+        assert store.troubles() == []
 
 
 def test_negative_control_inline_apply_hangs(tmp_path: Path, fault: Fault) -> None:

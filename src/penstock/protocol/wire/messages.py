@@ -176,8 +176,19 @@ class CompactTable(_Message, frozen=True):
     timeout_s: float
 
 
-class CheckStore(_Message, frozen=True):
+class ListTroubles(_Message, frozen=True):
     """List the acknowledged writes that cannot be read."""
+
+
+class CheckStore(_Message, frozen=True):
+    """Read every file of the store, and report what is damaged."""
+
+
+class BackupStore(_Message, frozen=True):
+    """Back the store up into a folder of the owner's machine; `keep`: how many backups stay there."""
+
+    target: str
+    keep: int | None
 
 
 class WaitFor(_Message, frozen=True):
@@ -394,7 +405,9 @@ OtherRequest = (
     | DropTable
     | AlterTable
     | CompactTable
+    | ListTroubles
     | CheckStore
+    | BackupStore
     | WaitFor
     | ResumeTable
     | ReadMetrics
