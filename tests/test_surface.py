@@ -38,7 +38,7 @@ PUBLIC = {
     "penstock.errors": """
         Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut
         Invalid KindMismatch LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound
-        OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen
+        NotLeader OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen
         Restore RetryLater StoreLocked StreamFailed TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion
         UnsupportedVersion WaitExpired
     """,

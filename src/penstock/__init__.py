@@ -17,6 +17,7 @@ journal; docs/architecture.md draws its way.
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure
     partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
+    replica        Raft: the journal on several machines, by quorum
     journal        one log for the whole store, one fsync
     lsm            memtable, sstable, levels
     archive        the container that holds the bytes of a file

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from penstock.arguments import text
-from penstock.errors import Invalid, PenstockError
+from penstock.errors import Closed, Invalid, PenstockError
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Kind, Port, Streamable, StreamColumns, TreeMachine, as_streamable, partitions_of
 from penstock.kinds.change_reading import BOUNDS, LSN_MAX, SIZES, as_changing, encode_request, has_feed
@@ -166,5 +166,7 @@ def maintain_feeds(
                     group = PendingGroup()
                     group.sections[partition] = kind.nothing()
                     submit(group, NOTHING_BYTES)
+            except Closed:
+                return
             except (OSError, PenstockError) as error:
                 logger.warning("the change feed of %s is trimmed later (%s)", info.name, error)

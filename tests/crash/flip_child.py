@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.log import LogSettings
 from penstock.lsm.compaction import LevelLimits
-from penstock.manifest import environment
+from penstock.manifest import environment, examine, page_sums
 from penstock.partition import extent
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.partition.machine import PartitionDescriptor
@@ -127,12 +127,17 @@ def answer(root: str) -> dict[str, Any]:
         return {"outcome": "other", "text": traceback.format_exc()}
 
 
+def _compare_pages_late() -> None:
+    examine.OPENING_PAGES_MAX = page_sums.TABLE_PAGES_SMALL = 0
+
+
 # Each leaves out one comparison. The suite must see it.
 BUGS: dict[str, Callable[[], None]] = {
     "": lambda: None,
     "journal": lambda: setattr(extent.JournalExtent, "check", lambda self, end: None),
     "spill": lambda: setattr(Store, "_make_spill", _unchecked_spill),
     "manifest": lambda: setattr(environment, "check_file", lambda *_: None),
+    "large manifest": _compare_pages_late,  # not a bug: what is done for a large file
 }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from tree_place import SETTINGS, TreePlace
 
 from penstock.journal.partitions import partition_id
+from penstock.kinds.changes import open_feed
 from penstock.lsm.tree_settings import TreeSettings
 from penstock.partition.machine import Entry, PartitionDescriptor
 from penstock.series.keys import SAMPLES
@@ -127,7 +128,9 @@ class SeriesPlace(TreePlace):
         super().__init__(disk, settings=settings, memtable=SeriesMemtable, grace_s=grace_s)
 
     def replay(self) -> None:
-        self.machine = SeriesMachine(self.tree, self.maintenance, DESCRIPTOR, self._options)
+        changes = self._options.changes
+        feed = None if changes is None else open_feed(self.maintenance, DESCRIPTOR, self.tree, changes)
+        self.machine = SeriesMachine(self.tree, self.maintenance, DESCRIPTOR, self._options, feed=feed)
         for lsn, time_us, payload in self.records:
             if lsn > self.tree.stored:
                 self.apply(lsn, time_us, decode_section(payload))

@@ -34,6 +34,14 @@ class FeedMachine(StoreMachine):
             for key, value in pairs.items():
                 self.model.tables[name][key] = (value, (1 << 63) - 1)
 
+    @rule(name=tables)
+    def put_and_let_expire(self, name: str) -> None:
+        if name in self.model.tables:
+            self.store.kv(name).put(b"t", b"1", ttl_s=1)
+            self.flush()
+            self.clock.advance(2)
+            self.model.tables[name].pop(b"t", None)
+
     @rule()
     def feed_follows(self) -> None:
         self.flush()
@@ -63,6 +71,7 @@ SEARCH = settings(
     max_examples=100,
     stateful_step_count=25,
     deadline=None,
+    derandomize=True,
     database=None,
     phases=[Phase.generate],  # the history is not made shorter: that it is found is enough
     suppress_health_check=list(HealthCheck),

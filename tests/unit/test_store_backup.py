@@ -228,7 +228,7 @@ def test_damage_in_a_backup_is_named(store: penstock.Store, tmp_path: Path) -> N
     store.compact("users")
     store.backup(tmp_path / "backups")
     files = [path for path in (tmp_path / "backups").rglob("*") if path.is_file() and path.name != "LOCK"]
-    assert {path.suffix for path in files} >= {".sst", ".idx", ".log", ".data", ".1", ".current", ""}
+    assert {path.suffix for path in files} >= {".sst", ".idx", ".log", ".data", ".2", ".current", ""}
     for path in files:
         content = path.read_bytes()
         for at in {0, len(content) // 2, len(content) - 1}:

@@ -39,6 +39,7 @@ class AsyncSeriesReader(AsyncForm[R]):
     cardinality = awaited(SeriesReader.cardinality)
     statistics = awaited(SeriesReader.statistics)
     scan_arrow = iterated(SeriesReader.scan_arrow)
+    changes = iterated(SeriesReader.changes)
 
 
 class AsyncSeriesTable(AsyncSeriesReader[SeriesTable]):

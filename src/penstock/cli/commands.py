@@ -188,6 +188,21 @@ def resume(store: Store, table: Name) -> None:
         _report(opened.resume(table))
 
 
+@app.command("keep-snapshot")
+def keep_snapshot(store: Store, table: Name) -> None:
+    """Copy the files of a table, so that `repair` can restore it."""
+    with _connect(store) as opened:
+        lsns = opened.keep_snapshot(table)
+        console.print(f"{table}: {len(lsns)} shards, at LSN {max(lsns)}")
+
+
+@app.command()
+def repair(store: Store, table: Name) -> None:
+    """Replace the damaged files of a table by its snapshot; print the troubles that remain."""
+    with _connect(store) as opened:
+        _report(opened.repair(table))
+
+
 def _report(troubles: list[Trouble]) -> None:
     if not troubles:
         console.print("all is well")

@@ -305,6 +305,20 @@ class FlightPort(FlightReading):
         """Let a paused table try again; return the troubles that remain."""
         return self._connection.ask(wire.ResumeTable(name), list[Trouble])
 
+    def keep_snapshot(self, name: str) -> list[int]:
+        """Copy the files of a table, so that `repair` can restore it; the owner may take COMPACT_S for it."""
+        self._flush_writes()
+        return self._connection.ask(wire.KeepSnapshot(name), list[int], wait_s=COMPACT_S)
+
+    def drop_snapshot(self, name: str) -> None:
+        """Remove the copy of a table's files."""
+        self._connection.ask(wire.DropSnapshot(name), None)  # type: ignore[arg-type]
+
+    def repair(self, name: str) -> list[Trouble]:
+        """Replace the files of a table by their copy; the owner may take COMPACT_S for it."""
+        self._flush_writes()
+        return self._connection.ask(wire.RepairTable(name), list[Trouble], wait_s=COMPACT_S)
+
     def exposition(self) -> str:
         """Return the owner's metrics in Prometheus' text format."""
         return self._connection.ask(wire.ReadMetrics(), str)

@@ -169,6 +169,25 @@ class RemoteStore(Tables):
         self._check_usable()
         return self._port.resume(check_name(name))
 
+    def keep_snapshot(self, name: str) -> list[int]:
+        """Copy the files of a table, so that `repair` can restore it; return the LSN of each shard's copy."""
+        self._check_usable()
+        return self._port.keep_snapshot(check_name(name))
+
+    def drop_snapshot(self, name: str) -> None:
+        """Remove the copy that `keep_snapshot` made; nothing is kept for `repair` any more."""
+        self._check_usable()
+        self._port.drop_snapshot(check_name(name))
+
+    def repair(self, name: str) -> list[Trouble]:
+        """Replace the damaged files of a table by its snapshot, and apply again all that was written since.
+
+        Nothing is lost. Returns those of its `troubles` that remain; `Invalid` if `keep_snapshot` was not called
+        before.
+        """
+        self._check_usable()
+        return self._port.repair(check_name(name))
+
     def troubles(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why; an empty list if all is well."""
         self._check_usable()

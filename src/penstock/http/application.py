@@ -298,9 +298,11 @@ class _Door:
         """Write samples and metadata in one commit, and wait until it is durable."""
         table = self._table(request)
         self._store.series(table, create=False)
-        info = self._store.port.table(table)
-        table_id = 0 if info is None else info.table_id
-        described = [each for each in received.metadata if self._described.get((table_id, each.metric)) != each]
+        described, table_id = received.metadata, 0
+        if described:
+            info = self._store.port.table(table)
+            table_id = 0 if info is None else info.table_id
+            described = [each for each in described if self._described.get((table_id, each.metric)) != each]
         if len(received) or described:
             with self._store.batch() as batch:
                 series = batch.series(table)

@@ -69,7 +69,10 @@ def _matching(node: BinaryNode) -> dict[str, Any] | None:
     if kind_of(node.left) != "vector" or kind_of(node.right) != "vector":
         return None
     rule = node.matching
-    return {"card": rule.cardinality, "labels": list(rule.labels), "on": rule.on, "include": list(rule.include)}
+    fill = {"lhs": rule.fill_left, "rhs": rule.fill_right}
+    filled = {"fillValues": fill} if any(value is not None for value in fill.values()) else {}
+    shape = {"card": rule.cardinality, "labels": list(rule.labels), "on": rule.on, "include": list(rule.include)}
+    return shape | filled
 
 
 def _selector(node: SelectorNode) -> dict[str, Any]:

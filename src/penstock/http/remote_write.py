@@ -1,8 +1,9 @@
 """Prometheus remote write: the body of a request becomes columns. Version 1.0 repeats labels, 2.0 has a table of texts.
 
 The fields that matter are read in place; others are skipped. Senders repeat the labels of a series with every sample,
-in the same bytes, so those are decoded once and remembered (`LabelCache`), and the samples of all series, which nearly
-always have one layout, are decoded together. Native histograms are counted and left out.
+in the same bytes, so those are decoded once and remembered (`LabelCache`): of a request of known series only the
+borders are read one by one. The samples of all series, which nearly always have one layout, are decoded together.
+Native histograms are counted and left out.
 
 Thread: pure functions, but for the cache, which any thread may use.
 """
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.http import samples as samples_module
-from penstock.http.samples import LabelCache, ReceivedSamples, SampleCollector
+from penstock.http.samples import KnownLabels, KnownSeries, LabelCache, ReceivedSamples, SampleCollector
 from penstock.http.wire_format import (
     BLOCK,
     FIXED64,
@@ -41,6 +42,7 @@ METRIC_TYPES = ("unknown", "counter", "gauge", "histogram", "histogram", "summar
 SAMPLE_BYTES = 18
 _SAMPLE_HEAD = b"\x12\x10\x09"
 _FIXED_PLACES, _FIXED_BYTES = [0, 1, 2, 11], np.array([0x12, 0x10, 0x09, 0x10], np.uint8)
+_CONTINUED = np.array([1, 1, 1, 1, 1, 0], np.uint8)  # the highest bits of a varint of six bytes
 _DOUBLE = struct.Struct("<d")
 _FIELD_1, _FIELD_2, _FIELD_3, _FIELD_4, _FIELD_5 = (number << 3 | BLOCK for number in range(1, 6))
 _SERIES_1, _METADATA_1, _SERIES_2 = _FIELD_1, _FIELD_3, _FIELD_5
@@ -62,8 +64,11 @@ def write_version(content_type: str) -> int:
 def decode_write(body: bytes, version: int, cache: LabelCache | None = None) -> ReceivedSamples:
     """Decompress and decode a request of version 1 or 2; `Invalid` if it is malformed or too large."""
     data = decompressed(body)
-    request = _WriteRequest(data, LabelCache() if cache is None else cache)
+    known = (cache or LabelCache()).current()
     try:
+        if version == 1 and (found := _repeated_series(data, known)) is not None:
+            return found
+        request = _WriteRequest(data, known)
         return request.version_1() if version == 1 else request.version_2()
     except (MalformedMessage, UnicodeDecodeError) as error:
         raise Invalid(f"the body is not a request of remote write {version}.0: {error}") from None
@@ -92,10 +97,41 @@ def decompressed(body: bytes) -> bytes:
     return data
 
 
+def _repeated_series(data: bytes, known: KnownLabels) -> ReceivedSamples | None:
+    """Decode a request of version 1 in which every series is known and has one sample; None for any other."""
+    get, at, size = known.get, 0, len(data)
+    series: list[KnownSeries] = []
+    ends: list[int] = []
+    try:
+        while at < size:
+            start, length = at + 2, data[at + 1]
+            if length > 127:
+                start, length = at + 3, length & 127 | data[at + 2] << 7
+            end = start + length
+            one = get(data[start : end - SAMPLE_BYTES])
+            if one is None or data[at] != _SERIES_1 or not SAMPLE_BYTES < length < 1 << 14:
+                return None
+            series.append(one)
+            ends.append(end)
+            at = end
+    except IndexError:
+        return None
+    if at != size or not 0 < len(series) <= samples_module.SERIES_MAX:
+        return None
+    places = np.array(ends)[:, None] + np.arange(-SAMPLE_BYTES, 0)
+    columns = _plain_samples(np.frombuffer(data, np.uint8)[places])
+    if columns is None:
+        return None
+    numbers = {one: number for number, one in enumerate(dict.fromkeys(series))}
+    index = np.fromiter(map(numbers.__getitem__, series), np.int64, len(series))
+    table = known.table(tuple(numbers))
+    return ReceivedSamples([one.labels for one in numbers], index, columns[0] * 1_000, columns[1], table=table)
+
+
 class _WriteRequest:
     """One request while it is decoded."""
 
-    def __init__(self, data: bytes, cache: LabelCache) -> None:
+    def __init__(self, data: bytes, cache: KnownLabels) -> None:
         self._data = data
         self._cache = cache
         self._budget = FieldBudget()
@@ -132,12 +168,12 @@ class _WriteRequest:
     # -- version 1: series (1) of labels (1), samples (2) and histograms (4); metadata (3)
 
     def version_1(self) -> ReceivedSamples:
-        data, known = self._data, self._cache.get
+        data, get = self._data, self._cache.get
         for tag, _, start, end in read_fields(data, 0, len(data), self._budget):
             if tag == _SERIES_1:
                 split = end - SAMPLE_BYTES
-                if data[split : split + 3] == _SAMPLE_HEAD and (labels := known(data[start:split])) is not None:
-                    self._add(labels, data[split:end], 1)  # known labels end at a field, so this is one sample
+                if data[split : split + 3] == _SAMPLE_HEAD and (known := get(data[start:split])) is not None:
+                    self._add(known.labels, data[split:end], 1)  # known labels end at a field, so this is one sample
                 else:
                     self._series_1(start, end)
             elif tag == _METADATA_1:
@@ -224,8 +260,10 @@ class _WriteRequest:
         if len(refs) % 2 or len(refs) > 2 * LABELS_MAX:
             raise Invalid(f"labels_refs are pairs, at most {LABELS_MAX} of them, not {len(refs)} numbers")
         texts = tuple([_symbol(symbols, ref) for ref in refs])
-        labels = self._cache.get(texts)
-        if labels is None:
+        known = self._cache.get(texts)
+        if known is not None:
+            labels = known.labels
+        else:
             labels = _checked(list(zip(texts[::2], texts[1::2], strict=True)))
             self._cache.put(texts, labels, sum(map(len, texts)))
         self._add(labels, self._spans(spans), len(spans))
@@ -275,12 +313,9 @@ def _decoded_samples(fields: list[bytes], budget: FieldBudget) -> tuple[npt.NDAr
     """Return the times, in milliseconds, and the values of samples."""
     data = b"".join(fields)
     if not any(len(some) % SAMPLE_BYTES for some in fields):
-        rows = np.frombuffer(data, np.uint8).reshape(-1, SAMPLE_BYTES)
-        high = rows & 128 == 128
-        if (rows[:, _FIXED_PLACES] == _FIXED_BYTES).all() and high[:, 12:17].all() and not high[:, 17].any():
-            values = np.ascontiguousarray(rows[:, 3:11]).view("<f8").reshape(-1).astype(np.float64)
-            digits = (rows[:, 12:] & 127).astype(np.int64)
-            return (digits << (7 * np.arange(6))).sum(axis=1), values
+        columns = _plain_samples(np.frombuffer(data, np.uint8).reshape(-1, SAMPLE_BYTES))
+        if columns is not None:
+            return columns
     times, numbers = array("q"), array("d")
     for _, _, at, end in read_fields(data, 0, len(data), budget):
         moment, number = 0, 0.0
@@ -292,6 +327,18 @@ def _decoded_samples(fields: list[bytes], budget: FieldBudget) -> tuple[npt.NDAr
         times.append(moment)
         numbers.append(number)
     return np.frombuffer(times, np.int64), np.frombuffer(numbers, np.float64)
+
+
+def _plain_samples(
+    rows: npt.NDArray[np.uint8],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
+    """Return times and values of samples in the usual layout, each SAMPLE_BYTES bytes; None if one has another."""
+    high = rows[:, 12:] >> 7
+    if not (rows[:, _FIXED_PLACES] == _FIXED_BYTES).all() or (high != _CONTINUED).any():
+        return None
+    values = np.ascontiguousarray(rows[:, 3:11]).view("<f8").reshape(-1).astype(np.float64)
+    digits = (rows[:, 12:] & 127).astype(np.int64)
+    return (digits << (7 * np.arange(6))).sum(axis=1), values
 
 
 def _type(number: int) -> str:

@@ -22,8 +22,9 @@ SERIES_MAX = 100_000  # of one request; and of metrics that are described
 SAMPLES_MAX = 1_000_000
 LABEL_BYTES_MAX = 64 << 20  # of all label sets: remote write 2.0 may name one long text many times
 LABEL_CELLS_MAX = 1 << 24  # series x names of labels: a label table has a code for each
-CACHED_BYTES_MAX = 32 << 20  # of labels as they were sent, in a cache
+CACHED_BYTES_MAX = 32 << 20  # of labels as they were sent, in a cache, and as much of label tables
 CACHED_ENTRY_BYTES = 1_000  # that an entry takes besides, about
+CACHED_TABLE_BYTES = 100  # of a series in a label table, about
 LabelKey: TypeAlias = bytes | tuple[str, ...]  # labels as they were sent
 
 
@@ -37,6 +38,7 @@ class ReceivedSamples:
     values: npt.NDArray[np.float64]
     metadata: Sequence[MetricMetadata] = field(default=())
     left_out: int = 0  # samples of kinds that are not stored: native histograms, texts
+    table: LabelTable | None = None  # of all series, if it is known: then each of them has samples
 
     def __len__(self) -> int:
         return len(self.values)
@@ -46,26 +48,72 @@ class ReceivedSamples:
 
         Labels are not repeated for each sample: few bytes of a request could become more than fits into memory.
         """
-        used, index = np.unique(self.index, return_inverse=True)
-        table = LabelTable.of([self.series[number] for number in used.tolist()])
+        table, index = self.table, self.index
+        if table is None:
+            used, index = np.unique(self.index, return_inverse=True)
+            table = LabelTable.of([self.series[number] for number in used.tolist()])
         return SampleBlock(table, index.reshape(-1).astype(np.uint32), self.times_us, self.values.view(np.uint64))
 
 
-class LabelCache:
-    """Labels that were decoded and checked, by the form in which they were sent; emptied when it is full."""
+class KnownSeries:
+    """Labels that were decoded and checked. In one `KnownLabels` the same labels are the same object."""
+
+    __slots__ = ("characters", "labels", "names")
+
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
+        self.names, values = zip(*labels, strict=True)
+        self.characters = len("".join(self.names)) + len("".join(values))
+
+
+class KnownLabels:
+    """Series by the form in which their labels were sent, and label tables of series that were sent together.
+
+    Each access to a dict is atomic, so threads share it: what one of them misses is decoded again.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[LabelKey, Labels] = {}  # each call of a method is atomic
-        self._room = CACHED_BYTES_MAX
-        self.get = self._known.get
+        self._by_form: dict[LabelKey, KnownSeries] = {}
+        self._by_labels: dict[Labels, KnownSeries] = {}
+        self._tables: dict[tuple[KnownSeries, ...], LabelTable] = {}
+        self.room = CACHED_BYTES_MAX
+        self._table_room = CACHED_BYTES_MAX
+        self.get = self._by_form.get
 
     def put(self, key: LabelKey, labels: Labels, size: int) -> None:
-        """Remember labels. Threads may do so at once: what is lost then is decoded again."""
-        self._room -= 2 * size + CACHED_ENTRY_BYTES
-        if self._room < 0:
-            self._known.clear()
-            self._room = CACHED_BYTES_MAX
-        self._known[key] = labels
+        """Remember labels that have `size` bytes."""
+        self.room -= 2 * size + CACHED_ENTRY_BYTES
+        self._by_form[key] = self._by_labels.setdefault(labels, KnownSeries(labels))
+
+    def table(self, series: tuple[KnownSeries, ...]) -> LabelTable:
+        """Return the label table of distinct series; `Invalid` if they have too many labels for one request."""
+        table = self._tables.get(series)
+        if table is None:
+            names = {name for shape in {one.names for one in series} for name in shape}
+            _check_labels(len(series), len(names), sum(one.characters for one in series))
+            table = LabelTable.of([one.labels for one in series])
+            self._table_room -= table.codes.nbytes + 2 * len(table.encode()) + CACHED_TABLE_BYTES * len(series)
+            if self._table_room < 0:
+                self._tables, self._table_room = {}, CACHED_BYTES_MAX
+            self._tables[series] = table
+        return table
+
+
+class LabelCache:
+    """What was decoded lately; begun anew when it is full. A request uses what is `current` when it begins."""
+
+    def __init__(self) -> None:
+        self._current = KnownLabels()
+
+    def current(self) -> KnownLabels:
+        if self._current.room < 0:
+            self._current = KnownLabels()
+        return self._current
+
+
+def _check_labels(series: int, names: int, characters: int) -> None:
+    if characters > LABEL_BYTES_MAX or series * names > LABEL_CELLS_MAX:
+        raise Invalid("the series of the request have too many labels, or too long ones: send fewer at once")
 
 
 class SampleCollector:
@@ -89,8 +137,7 @@ class SampleCollector:
             names, values = zip(*labels, strict=True)
             self._names.update(names)
             self._label_bytes += len("".join(names)) + len("".join(values))
-            if self._label_bytes > LABEL_BYTES_MAX or len(self._names) * (len(self._series) + 1) > LABEL_CELLS_MAX:
-                raise Invalid("the series of the request have too many labels, or too long ones: send fewer at once")
+            _check_labels(len(self._series) + 1, len(self._names), self._label_bytes)
             number = self._numbers[labels] = len(self._series)
             self._series.append(labels)
         return number

@@ -47,6 +47,9 @@ class Consensus(Protocol):
     def records(self, start: int) -> Iterator[tuple[Lsn, bytes]]:
         """Iterate over durable records from `start` on."""
 
+    def term(self, lsn: int) -> int | None:
+        """Return the incarnation (when replicated, the term) that wrote a record; None if it is not here."""
+
     def barrier(self) -> Lsn:
         """Return an LSN at or past every record that was ever acknowledged as durable."""
 
@@ -100,6 +103,12 @@ class Alone:
         with self._log.cursor(start) as cursor:
             for record in cursor:
                 yield Lsn(record.index), record.body
+
+    def term(self, lsn: int) -> int | None:
+        if not self.first <= lsn <= self.committed:
+            return None
+        with self._log.cursor(lsn) as cursor:
+            return next((record.incarnation for record in cursor), None)
 
     def barrier(self) -> Lsn:
         return self.committed  # without replication, every acknowledged record is here

@@ -8,11 +8,17 @@ Invariants: those of the tree: an edit is applied whole or not at all, and `stor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 from penstock.kinds.changes import Feed
 from penstock.kinds.core import Machine
 from penstock.lsm.maintenance import COMPANION, Maintenance
 from penstock.lsm.tree import Tree
-from penstock.partition.machine import PartitionDescriptor
+from penstock.lsm.writer import index_path
+from penstock.manifest.operations import PutWalState, UpsertChunk
+from penstock.manifest.records import ChunkEntryRecord, WalStateRecord
+from penstock.partition.machine import PartitionContent, PartitionDescriptor
 
 ALL_LATER = 1 << 62  # stands for the LSN of rows that are not applied yet
 
@@ -52,6 +58,31 @@ class TreeMachine(Machine):
         if self.feed is not None:
             self.feed.store_now()
         self._maintenance.flush(self.tree)
+
+    @contextmanager
+    def exported(self) -> Iterator[PartitionContent]:
+        self.store_now()
+        with ExitStack() as kept:
+            # In this order: the feed must have all that the tree has, and may have more.
+            trees = [(0, self.tree)] if self.feed is None else [(0, self.tree), (COMPANION, self.feed.tree)]
+            parts = [(number, self._maintenance.exported(tree)) for number, tree in trees]
+            for _, (snapshot, _) in parts:
+                kept.callback(snapshot.close)
+            chunks, progress, names = (
+                list[tuple[int, ChunkEntryRecord]](),
+                list[tuple[int, WalStateRecord]](),
+                set[str](),
+            )
+            for number, (_, operations) in parts:
+                for operation in operations:
+                    if isinstance(operation, UpsertChunk):
+                        chunks.append((operation.key.chunk_id, operation.value))
+                        names |= {operation.value.file_name, index_path(operation.value.file_name)}
+                    elif isinstance(operation, PutWalState):
+                        progress.append((number, operation.value))
+            lsn, prefix = progress[0][1].stored_lsn, f"{self._descriptor.folder}/"
+            files = tuple((name.removeprefix(prefix), self._maintenance.file_size(name)) for name in sorted(names))
+            yield PartitionContent(lsn, lsn, tuple(progress), tuple(chunks), files)
 
     def close(self) -> None:
         self.tree.close()

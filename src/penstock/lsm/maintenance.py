@@ -28,6 +28,7 @@ from penstock.lsm.catalog import Catalog
 from penstock.lsm.index import Summary
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge_offers import MergeOffers
+from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_files import TreeFiles, files_of
@@ -38,6 +39,7 @@ from penstock.lsm.view import View
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import ChunkKey, JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
+from penstock.manifest.operations import ManifestOp
 from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, MetricRecord, Pending
 from penstock.manifest.tables import METRICS
 from penstock.scheduler.runner import JobResult, run_job
@@ -45,6 +47,7 @@ from penstock.scheduler.task import StopSignal
 
 logger = logging.getLogger(__name__)
 
+KEPT = 1 << 14  # added to the number of a shard: the row of its snapshot, see `partition.snapshots`
 COMPANION = 1 << 15  # added to the number of a shard: that of its companion tree, if it has one
 BUSY_TIMEOUT_S = 60.0
 BUSY_LOOK_S = 0.05  # between two checks whether other jobs have ended
@@ -167,6 +170,23 @@ class Maintenance:
         files = [TableFile(meta, self._files.open_table) for meta in self.check_adoptable(tree, unadopted, lsn)]
         return View(Version(None, (), arrange(files), lsn, lsn, time_us), lambda: time_us)
 
+    def exported(self, tree: Tree) -> tuple[Snapshot, list[ManifestOp]]:
+        """Return a snapshot that keeps the files of a tree, and the operations that list just these."""
+        catalog = self._catalog(tree)
+        time_us = catalog.load()[2].time_us  # first: of no later flush
+        snapshot = tree.snapshot()
+        version, sealing = snapshot.version, self._files.sealing
+        metas, stored = [file.meta for file in version.files()], (version.stored, time_us)
+        return snapshot, catalog.publish(metas, stored=stored, operators=tree.operators, sealing=sealing)
+
+    def file_size(self, file_name: str) -> int:
+        """Return the size of a file of the store."""
+        file = self._files.fs.open(f"{self._files.root}/{file_name}")
+        try:
+            return file.size()
+        finally:
+            file.close()
+
     def close_tree(self, db_id: int, shard: int, timeout_s: float = BUSY_TIMEOUT_S) -> None:
         """Close a tree; its files stay. Waits for work on it to end."""
         if self._stopping.is_set():
@@ -198,7 +218,7 @@ class Maintenance:
         for key, row in self._manifest.scan_chunks(db_id):
             if row.file_name.startswith(f"{folder}/"):
                 txn.delete_chunk(key)
-        for number in (shard, COMPANION + shard):
+        for number in (shard, COMPANION + shard, KEPT + shard):
             txn.delete_wal_state(WalStateKey(db_id, number))
         txn.delete_metrics(db_id)
         txn.commit()

@@ -161,7 +161,7 @@ class ManifestEdit:
     def _put_wal_state(self, prepared: tuple[PutWalState, bytes]) -> None:
         operation, key = prepared
         old = WAL_STATE.get_packed(self._view, key) or _NO_PROGRESS
-        value = old.raised(operation.value)
+        value = operation.value if operation.replaces else old.raised(operation.value)
         if operation.key.shard == 0:
             value = msgspec.structs.replace(value, flush_gate_state=old.flush_gate_state, other_gates=old.other_gates)
         elif value.other_gates or value.flush_gate_state != _NO_PROGRESS.flush_gate_state:

@@ -42,10 +42,14 @@ class PutDb(Operation, frozen=True):
 
 
 class PutWalState(Operation, frozen=True):
-    """Raise the progress of a partition: no number in the row decreases, and its gates do not change."""
+    """Raise the progress of a partition: no number in the row decreases, and its gates do not change.
+
+    `replaces`: numbers may decrease, because the partition's files are replaced by those of a snapshot.
+    """
 
     key: WalStateKey
     value: WalStateRecord
+    replaces: bool = False
 
     def prepare(self) -> tuple[PutWalState, bytes]:
         """With its key."""

@@ -178,6 +178,13 @@ class Backlogs:
         if not partition.is_claimed:
             self._on_released(partition)
 
+    def detach(self, partition: Partition, refusal: PenstockError) -> None:
+        """Refuse whoever waits for a partition that is closed for a while. Requires: the turn."""
+        partition.refusal, partition.failures = refusal, self._settings.attempts_max
+        partition.late = partition.guarded = True
+        self._count(partition, -len(partition.backlog), -partition.backlog_bytes)
+        self.behind.discard(partition)
+
     def is_crowded(self) -> bool:
         """Whether too many entries wait in all partitions."""
         return self.operations >= self._settings.operations_max or self.bytes >= self._settings.bytes_max

@@ -3,6 +3,7 @@
 The sections of a partition that stores them in time are never copied. When the journal has grown too long, a partition
 that holds it back has to store its sections, if its files hold them already and only need a sync, or if they are many.
 Few sections are spilled: copied to the partition's own log, which costs less than a small file.
+A partition with a snapshot spills what it stored, too: its log has all entries since (see `snapshots`).
 Order: spills synced, watermarks committed, `released` committed, segments deleted, verdicts deleted.
 
 Thread: any, one at a time; `_lock` ensures it. The scheduler's task runs after every flush.
@@ -17,12 +18,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PartitionPaused, PenstockError, WaitExpired
+from penstock.errors import Closed, FixTheCall, GateShut, Invalid, NotFound, PartitionPaused, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.file_errors import ran_out_of_space
 from penstock.journal.consensus import Consensus
 from penstock.journal.partitions import PartitionId
-from penstock.journal.record import decode
+from penstock.journal.record import REFERENCE, decode
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
@@ -32,6 +33,7 @@ from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.extent import JournalExtent
 from penstock.partition.ledger import LEDGER, Verdict
 from penstock.partition.machine import Entry
+from penstock.partition.snapshots import PartitionSnapshots
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class Checkpoint:
         *,
         forget_verdicts: Callable[[int], None],
         store_ledger: Callable[[], None],
+        snapshots: PartitionSnapshots,
         settings: CheckpointSettings | None = None,
     ) -> None:
         self._dispatcher = dispatcher
@@ -87,6 +90,7 @@ class Checkpoint:
         self._extent = extent
         self._forget_verdicts = forget_verdicts
         self._store_ledger = store_ledger
+        self._snapshots = snapshots
         self._settings = settings or CheckpointSettings()
         self._lock = threads.lock("partition.checkpoint")
         self.runs = self.spilled = self.segments_dropped = 0  # since the opening; changed under _lock
@@ -149,7 +153,7 @@ class Checkpoint:
         for partition in self._dispatcher.partitions():
             if not partition.is_storing:
                 partition.spill.drop_stored(partition.machine.stored)
-            tracker.acknowledge(partition.descriptor.partition, max(partition.machine.stored, partition.spill.upto))
+            tracker.acknowledge(partition.descriptor.partition, partition.spill.covers(partition.machine.stored))
 
     def _spill_below(self, lsn: int) -> int:
         """Make every partition independent of the judged records below `lsn`; return how many were spilled."""
@@ -163,14 +167,18 @@ class Checkpoint:
                 continue
             try:
                 partition = self._dispatcher.partition(number)
-                if self._is_to_store(partition) and self._store(partition):
+                if self._is_to_store(partition) and self._store(partition) and partition.spill.floor is None:
                     self._dispatcher.tracker.acknowledge(number, partition.machine.stored)
                     continue
                 entries = self._sections_of(number, lsn)
+                if self._needs_snapshot(partition, entries):
+                    self._snapshots.save(partition)
+                    self._dispatcher.tracker.acknowledge(number, partition.spill.covers(partition.machine.stored))
+                    entries = self._sections_of(number, lsn)
                 self._bounded(partition, partial(partition.spill.append, entries))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
-            except (WaitExpired, PartitionPaused) as error:
+            except (WaitExpired, PartitionPaused, GateShut) as error:
                 logger.error("%s: the journal keeps its records", error)
                 continue
             except Exception as error:
@@ -189,6 +197,14 @@ class Checkpoint:
             self._dispatcher.tracker.acknowledge(number, partition.spill.upto)
             spilled += 1
         return spilled
+
+    def _needs_snapshot(self, partition: Partition, entries: list[Entry]) -> bool:
+        """Whether a partition with a snapshot needs a new one: its log is long, or would refer to files that go."""
+        spill = partition.spill
+        if spill.floor is None or not self._can_store(partition):
+            return False
+        long = spill.size_bytes() > self._snapshots.log_bytes_max(partition.descriptor, spill.floor)
+        return long or any(section.header.form == REFERENCE for entry in entries for section in entry.sections)
 
     def _is_to_store(self, partition: Partition) -> bool:
         machine = partition.machine
@@ -250,9 +266,11 @@ class Checkpoint:
 
     def _commit(self, partition: Partition) -> None:
         """Commit the spilled watermark of a partition to the manifest."""
-        key = WalStateKey(partition.descriptor.table_id, partition.descriptor.shard)
+        key, spill = WalStateKey(partition.descriptor.table_id, partition.descriptor.shard), partition.spill
         txn = self._manifest.begin_write()
-        txn.put_wal_state(key, WalStateRecord(durable_lsn=partition.spill.upto, highest_lsn=partition.spill.upto))
+        txn.put_wal_state(key, WalStateRecord(durable_lsn=spill.upto, highest_lsn=spill.upto))
+        if spill.floor is not None:
+            txn.extend(self._snapshots.log_reaches(partition.descriptor, spill.upto))
         txn.commit()
 
     def _uncommit(self, partition: Partition) -> None:

@@ -17,7 +17,7 @@ waits in the backlog of a partition that is `late`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -36,9 +36,9 @@ from penstock.lsm.tree import Tree
 from penstock.partition.aside import Trouble
 from penstock.partition.backlog import Partition
 from penstock.partition.ledger import LEDGER, Judgement, TableInfo, Verdict
-from penstock.partition.machine import Entry
+from penstock.partition.machine import Entry, PartitionDescriptor
 from penstock.partition.moments import Moments
-from penstock.partition.roster import describe
+from penstock.partition.roster import PartitionOpening, describe
 
 logger = logging.getLogger(__name__)
 
@@ -257,6 +257,61 @@ class Dispatcher(Moments):
                     lsn = partition.backlog[0].lsn if partition.backlog else 0
                     troubles.append(Trouble(descriptor.name, descriptor.shard, str(behind), lsn))
             return troubles
+
+    def replace(self, number: PartitionId, install: Callable[[], None]) -> None:
+        """Close a partition, let `install` replace its files, and open it with all that was written since.
+
+        Its readers and writers wait, or get an error, meanwhile. If `install` fails, it is opened as it is.
+        """
+        self._await_unused(number)
+        with self.turn:
+            self.finish()
+            self._check_open()
+            partition = self._partitions.get(number)
+            if self._is_used(number):
+                raise self._paused(number, "is used by a thread that has not come back from its files: retry later")
+            opening = self._opening[number] = PartitionOpening(self._clock.monotonic_s())
+            opening.is_given = True  # by this thread
+            last = self.published
+            self._unopened.setdefault(number, [])
+            if partition is not None:
+                self.backlogs.detach(partition, self._paused(number, "is being repaired: retry later"))
+                del self._partitions[number]
+        try:
+            opening.is_running = True
+            if partition is not None:
+                with suppress(PenstockError, OSError):  # its files are damaged
+                    partition.machine.close()
+                with suppress(PenstockError, OSError):
+                    partition.spill.close()
+            install()
+        finally:
+            entries = list(self._replay(number, 0, last))
+            with self.turn:
+                later = [entry for entry in self._unopened.get(number, ()) if entry.lsn > last]
+                self._unopened[number] = [*entries, *later]
+                if self._opening.get(number) is opening:
+                    del self._opening[number]
+            opening.end()
+        self.partition(number)
+
+    def _is_used(self, number: PartitionId) -> bool:
+        partition = self._partitions.get(number)
+        return number in self._opening or (partition is not None and partition.is_used)
+
+    def _await_unused(self, number: PartitionId) -> None:
+        """Wait, no longer than `stall_s`, until no thread is in a partition's files."""
+        backlogs = self.backlogs
+        with backlogs.moved:
+            backlogs.movers += 1
+            try:
+                backlogs.moved.wait_for(lambda: not self._is_used(number), self.admission.settings.stall_s)
+            finally:
+                backlogs.movers -= 1
+
+    def describe(self, number: PartitionId) -> PartitionDescriptor:
+        """Return the descriptor of a partition that may not be open; `NotFound` if its table was dropped."""
+        return describe(self._info(number), shard_number(number))
 
     # -- snapshots and drops
 

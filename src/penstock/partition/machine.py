@@ -8,6 +8,7 @@ in one step, so a retry after an error finds nothing half done. (3) `stored <= a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ import msgspec
 from penstock.errors import CorruptionError, Invalid
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import Section
+from penstock.manifest.records import ChunkEntryRecord, WalStateRecord
 
 T = TypeVar("T")
 
@@ -48,6 +50,17 @@ class Entry(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """Bytes of its sections."""
         return sum(len(section.payload) for section in self.sections)
+
+
+class PartitionContent(msgspec.Struct, frozen=True):
+    """The files of a partition at one LSN, and the rows of the manifest that list them: see `snapshots`."""
+
+    lsn: int  # they hold every entry up to here, and none after it
+    partition_index: int  # the partition's own number of its last entry: a queue's last sequence, a tree's LSN
+    progress: tuple[tuple[int, WalStateRecord], ...]  # by what is added to the number of the shard
+    chunks: tuple[tuple[int, ChunkEntryRecord], ...] = ()  # by chunk id
+    files: tuple[tuple[str, int], ...] = ()  # names, relative to the folder of the shard, and sizes
+    copied: tuple[tuple[str, bytes], ...] = ()  # files that change in place: their names and bytes
 
 
 class PartitionStateMachine(Protocol):
@@ -94,6 +107,9 @@ class PartitionStateMachine(Protocol):
 
     def store_now(self) -> None:
         """Write everything to files, in this thread, and commit the stored LSN."""
+
+    def exported(self) -> AbstractContextManager[PartitionContent]:
+        """Write everything to files; until the end of the block, the files of that moment stay and can be copied."""
 
     def close(self) -> None: ...
 

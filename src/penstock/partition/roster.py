@@ -19,6 +19,7 @@ from penstock.errors import (
     NotFound,
     PartitionPaused,
     ProcessLimit,
+    Restore,
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 
 
-class _Opening:
+class PartitionOpening:
     """A partition that is being opened, for all threads that wait for it."""
 
     def __init__(self, begun_s: float) -> None:
@@ -107,7 +108,8 @@ class Roster(ABC):
         # Guarded by turn: entries of partitions that could not be opened, because file descriptors ran out or because
         # this version cannot read the tables' options. They are few: writes to such a partition are refused.
         self._unopened: dict[PartitionId, list[Entry]] = {}
-        self._opening: dict[PartitionId, _Opening] = {}  # guarded by turn: partitions that a thread opens
+        self._opening: dict[PartitionId, PartitionOpening] = {}  # guarded by turn: partitions that a thread opens
+        self.is_repairable: Callable[[PartitionId], bool] = lambda number: False  # whether it has a snapshot
         self._to_open: list[PartitionId] = []  # unopened ones with new entries, which no thread was given yet
 
     def start_workers(self) -> None:
@@ -131,7 +133,7 @@ class Roster(ABC):
         with self.turn:
             self._check_open()
             self._info(partition)
-            opening = self._opening.setdefault(partition, _Opening(self._clock.monotonic_s()))
+            opening = self._opening.setdefault(partition, PartitionOpening(self._clock.monotonic_s()))
         # Without the turn: its files may hang.
         if self.backlogs.workers.count:
             self._await_opening(partition, opening)
@@ -147,7 +149,7 @@ class Roster(ABC):
             self.backlogs.schedule(opened)
         return opened
 
-    def _await_opening(self, partition: PartitionId, opening: _Opening) -> None:
+    def _await_opening(self, partition: PartitionId, opening: PartitionOpening) -> None:
         """Let a worker open a partition, and wait for that as long as for any file."""
         stall_s = self.admission.settings.stall_s
         while not opening.has_ended:
@@ -158,7 +160,7 @@ class Roster(ABC):
             self._give(opening, lambda: self._run_opening(partition, opening))
             opening.wait(min(POLL_S, stall_s - waited_s))
 
-    def _run_opening(self, partition: PartitionId, opening: _Opening) -> None:
+    def _run_opening(self, partition: PartitionId, opening: PartitionOpening) -> None:
         """Open a partition unless another thread does, or has. An error goes to everybody who waits for it."""
         with opening.lock:
             if opening.has_ended:
@@ -241,6 +243,9 @@ class Roster(ABC):
             self.partition(number)
         except Exception as error:
             threads.raise_interrupt(error)
+            if isinstance(error, Restore) and self.is_repairable(number):
+                logger.error("%s: call store.repair(%r)", error, self._info(number).name)
+                return
             if not isinstance(error, (ProcessLimit, FixTheCall)) and not is_our_mistake(error, ()):
                 raise  # the disk failed or a file is corrupt: the caller that opens the store must know
             self._report_unopened(number, error)
@@ -248,7 +253,7 @@ class Roster(ABC):
     def _open_later(self, number: PartitionId) -> None:
         """Let a worker open a partition, unless one was given it: if its files hang, one is lost and not many."""
         with self.turn:
-            opening = self._opening.setdefault(number, _Opening(self._clock.monotonic_s()))
+            opening = self._opening.setdefault(number, PartitionOpening(self._clock.monotonic_s()))
 
         def work() -> None:
             try:
@@ -261,7 +266,7 @@ class Roster(ABC):
 
         self._give(opening, work)
 
-    def _give(self, opening: _Opening, work: Callable[[], None]) -> None:
+    def _give(self, opening: PartitionOpening, work: Callable[[], None]) -> None:
         """Give an opening to a worker, once."""
         if not opening.is_given:
             try:

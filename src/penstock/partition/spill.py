@@ -37,8 +37,13 @@ class SpillLog:
         identity: bytes,
         partition: PartitionId,
         reach: tuple[int, int] = (0, 0),
+        floor: int | None = None,
     ) -> None:
-        """Open the log. `reach`: the LSN up to which the partition has stored, and that up to which it has spilled."""
+        """Open the log. `reach`: the LSN up to which the partition has stored, and that up to which it has spilled.
+
+        `floor`: the LSN of the partition's snapshot; then the log has all entries since, also those that are stored,
+        and `reach` is that LSN and the log's end.
+        """
         self._partition = partition
         self._fs = fs
         self._folder = folder
@@ -47,6 +52,7 @@ class SpillLog:
         self._log: Log | None = None
         self._failed = False  # the end of the log may hold entries past `upto`
         self._abandoned = False
+        self.floor = floor  # of entries that stay although they are stored; None: none
         self.upto = 0  # the last LSN that is durable here
         stored, spilled = reach
         if fs.exists(folder):
@@ -111,10 +117,19 @@ class SpillLog:
         self._failed = False
         self.upto = entries[-1].lsn
 
+    def covers(self, stored: int) -> int:
+        """Return the LSN up to which the partition needs no journal, if it has stored up to `stored`."""
+        return max(self.upto, stored if self.floor is None else min(self.floor, stored))
+
+    def size_bytes(self) -> int:
+        """Return about how many bytes the log takes."""
+        return 0 if self._log is None else self._log.statistics().segments * SETTINGS.segment_bytes
+
     def drop_stored(self, stored: int) -> None:
-        """Delete segments whose entries are all stored."""
+        """Delete segments whose entries are all stored, or below the snapshot if there is one."""
         if self._log is None or self.upto == 0:
             return
+        stored = stored if self.floor is None else min(self.floor, stored)
         keep = self._log.last + 1
         for record in self._log:
             if decode(record.body, where=self._folder, lsn=record.index).last_epoch > stored:

@@ -10,7 +10,7 @@ windows          the samples in `(t - range, t]` for every series and step; `sum
 rates            rate, increase, delta, irate, idelta, resets, changes
 over_time        the family *_over_time; `trends`: deriv, predict_linear, smoothing
 mathematics      functions of one value; `calendar`: functions of time
-label_functions  label_replace, label_join, sorting, absent
+label_functions  label_replace, label_join, sorting, absent; `info`: labels of info metrics
 matching         operators between vectors; `operators`: what they do to numbers
 aggregations     sum, avg, topk and their kin; `ranking`: those that choose series or values
 histograms       classic histograms

@@ -120,7 +120,17 @@ def _operation(node: BinaryNode) -> str:
     if node.operator not in SET_OPERATORS and rule.cardinality in ("many-to-one", "one-to-many"):
         side = "group_left" if rule.cardinality == "many-to-one" else "group_right"
         modifiers += f" {side} {_labels(rule.include)}"
+    modifiers += _fill(rule.fill_left, rule.fill_right)
     return f"{left} {node.operator}{modifiers} {right}"
+
+
+def _fill(left: float | None, right: float | None) -> str:
+    texts = [None if value is None else format_number(value) for value in (left, right)]
+    if texts[0] is not None and texts[0] == texts[1]:
+        return f" fill ({texts[0]})"
+    return "".join(
+        f" {word} ({text})" for word, text in zip(("fill_left", "fill_right"), texts, strict=True) if text is not None
+    )
 
 
 def _level(node: QueryNode) -> int:

@@ -14,11 +14,12 @@ import numpy as np
 from penstock.errors import Invalid
 from penstock.promql import histograms, label_functions, over_time, rates, trends
 from penstock.promql.calendar import CALENDAR_FUNCTIONS, date_part
+from penstock.promql.info import with_info
 from penstock.promql.limits import QueryBudget
 from penstock.promql.matching import SAME_LABELS
 from penstock.promql.mathematics import UNARY_FUNCTIONS, clamped, greater, lesser, rounded
 from penstock.promql.rates import Outcome
-from penstock.promql.tree import LabelMatcher, QueryNode, RangeNode, SelectorNode, TextNode
+from penstock.promql.tree import METRIC_NAME, TARGET_INFO, LabelMatcher, QueryNode, RangeNode, SelectorNode, TextNode
 from penstock.promql.values import (
     F64,
     Mask,
@@ -218,6 +219,20 @@ def _label_join(evaluation: Evaluation, arguments: Arguments, grid: StepGrid) ->
     return label_functions.label_join(evaluation.vector(arguments[0], grid), target, separator, sources)
 
 
+def _info(evaluation: Evaluation, arguments: Arguments, grid: StepGrid) -> QueryValue:
+    asked = arguments[1] if len(arguments) > 1 else TARGET_INFO
+    if not isinstance(asked, SelectorNode):
+        raise Invalid('the second argument of info is matchers in braces, such as {version=~".+"}')
+    base = evaluation.vector(arguments[0], grid)
+    if not len(base):
+        return base
+    named = any(matcher.name == METRIC_NAME for matcher in asked.matchers)
+    selected = asked.matchers if named else (*TARGET_INFO.matchers, *asked.matchers)
+    with evaluation.budget.holding(base.values.size):
+        info, times_s = evaluation.instant(SelectorNode(selected), grid)
+    return with_info(base, info, times_s, asked.matchers, evaluation.budget)
+
+
 def _sorting(*, descending: bool) -> Function:
     def call(evaluation: Evaluation, arguments: Arguments, grid: StepGrid) -> QueryValue:
         return label_functions.sort_by_value(evaluation.vector(arguments[0], grid), descending=descending)
@@ -287,6 +302,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "absent_over_time": _absent_over_time,
         "label_replace": _label_replace,
         "label_join": _label_join,
+        "info": _info,
         "sort": _sorting(descending=False),
         "sort_desc": _sorting(descending=True),
         "sort_by_label": _sorting_by_label(descending=False),

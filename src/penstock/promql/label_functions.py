@@ -30,6 +30,13 @@ _OPTIONS.log_errors = False
 _OPTIONS.dot_nl = True
 
 
+def matches(matcher: LabelMatcher, text: str) -> bool:
+    """Return whether the value of a label fulfils a matcher; "" is that of an absent one."""
+    if matcher.operator in ("=", "!="):
+        return (text == matcher.value) == (matcher.operator == "=")
+    return (_compiled(matcher.value).fullmatch(text) is not None) == (matcher.operator == "=~")
+
+
 def check_label_name(name: str, function: str) -> None:
     """Refuse what cannot be a label."""
     if not name or "\0" in name:

@@ -5,6 +5,8 @@ Thread: pure functions.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from penstock.errors import Invalid
@@ -17,12 +19,32 @@ from penstock.promql.values import F64, I64, Mask, VectorValue, merged, stacked
 SAME_LABELS = "a vector cannot contain metrics with the same labelset"
 
 
+class _Side(NamedTuple):
+    """One side of an operator, and the match group of each of its series."""
+
+    vector: VectorValue
+    numbers: I64
+
+
 def _signatures(left: LabelMatrix, right: LabelMatrix, rule: MatchingRule) -> tuple[I64, I64, int]:
     """Return the match group of each series of both sides, and how many groups there are."""
-    both = joined(left, right)
-    labels = both.keeping(rule.labels) if rule.on else both.without((METRIC_NAME, *rule.labels))
-    numbers, first = labels.groups()
+    numbers, first = _matching_labels(joined(left, right), rule).groups()
     return numbers[: len(left)], numbers[len(left) :], len(first)
+
+
+def _matching_labels(labels: LabelMatrix, rule: MatchingRule) -> LabelMatrix:
+    return labels.keeping(rule.labels) if rule.on else labels.without((METRIC_NAME, *rule.labels))
+
+
+def _filled(side: _Side, other: _Side, groups: int, rule: MatchingRule, fill: float | None) -> _Side:
+    """Return a side with a series for each match group that the other side has and it lacks, step by step."""
+    if fill is None or not len(other.vector):
+        return side
+    held, first = np.unique(other.numbers, return_index=True)
+    there, asked = (counts_by_group(each.vector.present, each.numbers, groups)[held] > 0 for each in (side, other))
+    labels = _matching_labels(other.vector.labels.take(first), rule)
+    made = VectorValue(labels, np.full(there.shape, fill), asked & ~there, np.zeros(len(held), np.bool_))
+    return _Side(stacked(side.vector, made), np.concatenate((side.numbers, held)))
 
 
 def counts_by_group(present: Mask, numbers: I64, groups: int) -> I64:
@@ -55,12 +77,17 @@ def vector_operation(node: BinaryNode, left: VectorValue, right: VectorValue, bu
     of_many, of_one, groups = _signatures(many.labels, one.labels, rule)
     # Prometheus does not look for duplicates at steps where one side has nothing.
     meeting = many.present.any(axis=0) & one.present.any(axis=0)
+    if rule.fill_left is not None or rule.fill_right is not None:
+        meeting = np.ones_like(meeting)
     if (counts_by_group(one.present, of_one, groups)[:, meeting] > 1).any():
         side = "left" if swapped else "right"
         raise Invalid(
             f"found duplicate series for a match group on the {side} hand-side of {node.operator}: matching labels "
             "must be unique on one side; name them with on or ignoring"
         )
+    sides = _Side(many, of_many), _Side(one, of_one)
+    many, of_many = _filled(*sides, groups, rule, rule.fill_left)
+    one, of_one = _filled(*sides[::-1], groups, rule, rule.fill_right)
     rows, partners = _pairs(of_many, of_one, groups)
     budget.check_cells(len(rows), left.values.shape[1])
     present = many.present[rows] & one.present[partners]

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, get_args
 
 from penstock.arguments import in_short
 from penstock.errors import Invalid
+from penstock.promql.operators import SET_OPERATORS
 from penstock.promql.tree import (
     METRIC_NAME,
     AggregateNode,
@@ -37,6 +38,7 @@ from penstock.promql.tree import (
     SubqueryNode,
     TextNode,
     ValueKind,
+    kind_of,
 )
 
 QUERY_BYTES_MAX = 65_536
@@ -207,8 +209,9 @@ class _TreeBuilder:
         if modifier is None:
             return BinaryNode(operator, left, right, MatchingRule())
         fill = modifier.fill_values
-        if fill is not None and (fill.lhs is not None or fill.rhs is not None):
-            raise Invalid(f"the query {in_short(self._text)} has a fill modifier, which Penstock does not know")
+        filled = fill is not None and (fill.lhs is not None or fill.rhs is not None)
+        if filled and (operator in SET_OPERATORS or not kind_of(left) == kind_of(right) == "vector"):
+            raise Invalid(f"the query {in_short(self._text)} has fill where no two vectors meet by arithmetic or order")
         cardinalities: dict[str, MatchCardinality] = {
             "OneToOne": "one-to-one",
             "ManyToOne": "many-to-one",
@@ -220,6 +223,8 @@ class _TreeBuilder:
             modifier.matching is not None and modifier.matching.type == self._library.LabelModifierType.Include,
             () if modifier.matching is None else tuple(modifier.matching.labels),
             tuple(modifier.group_labels or ()),
+            fill.lhs if filled else None,
+            fill.rhs if filled else None,
         )
         return BinaryNode(operator, left, right, rule, bool(modifier.return_bool))
 

@@ -96,6 +96,8 @@ class MatchingRule:
     on: bool = False
     labels: tuple[str, ...] = ()
     include: tuple[str, ...] = ()  # labels of the "one" side for the result
+    fill_left: float | None = None  # stands for a missing series: of the "many" side, the left one if both are "one"
+    fill_right: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,9 @@ QueryNode: TypeAlias = (
 )
 
 
+TARGET_INFO = SelectorNode((LabelMatcher(METRIC_NAME, "=", "target_info"),))  # which `info` reads if none is named
+
+
 def kind_of(node: QueryNode) -> ValueKind:
     """Return what an expression evaluates to."""
     match node:
@@ -141,12 +146,14 @@ def kind_of(node: QueryNode) -> ValueKind:
 
 
 def children_of(node: QueryNode) -> tuple[QueryNode, ...]:
-    """Return the expressions that a node is made of."""
+    """Return the expressions that a node needs the values of."""
     match node:
         case RangeNode():
             return (node.selector,)
         case SubqueryNode() | NegateNode():
             return (node.expression,)
+        case CallNode(function="info", arguments=(base,)):
+            return (base, TARGET_INFO)
         case CallNode():
             return node.arguments
         case AggregateNode():

@@ -32,8 +32,6 @@ from penstock.queue.files import (
 )
 from penstock.queue.messages import PREFIX
 from penstock.queue.qmft import (
-    POINTER,
-    SLOTS,
     ActiveFileState,
     FileEntry,
     FileTable,
@@ -112,6 +110,10 @@ class FileChain:
     def position(self) -> FilePosition:
         """The position of the next record."""
         return self.synced if self.active is None else self.active.position
+
+    def manifest_files(self) -> tuple[tuple[str, bytes], ...]:
+        """Return the names and bytes of the manifest's files."""
+        return self._manifests.files()
 
     # -- opening
 
@@ -307,11 +309,9 @@ class FileChain:
                     folder = folder.rpartition("/")[0]
 
     def own_files(self) -> list[OwnFile]:
-        """Return the synced files, and a manifest that names them as its first."""
-        manifest, pointer = self._manifest.encode(), b"\1"
+        """Return the synced files, and the manifest that names them."""
         files = [
-            OwnFile(SLOTS[1], len(manifest), manifest, is_whole=False),
-            OwnFile(POINTER, len(pointer), pointer, is_whole=False),
+            *(OwnFile(name, len(data), data, is_whole=False) for name, data in self.manifest_files()),
             *(OwnFile(entry.path, entry.size, None, is_whole=True) for entry in self._manifest.files),
         ]
         if (active := self.active) is not None:

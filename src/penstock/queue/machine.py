@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -28,7 +29,7 @@ from penstock.journal.record import REFERENCE
 from penstock.kinds import Machine, MachineContext, OwnFile, Piece, ShardSnapshot
 from penstock.manifest.keys import ChunkKey, WalStateKey
 from penstock.manifest.records import WalStateRecord
-from penstock.partition.machine import Entry, PartitionDescriptor, readable
+from penstock.partition.machine import Entry, PartitionContent, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.queue import section
 from penstock.queue.messages import Messages
@@ -224,15 +225,7 @@ class QueueMachine(Machine):
     def store_now(self) -> None:
         """Sync the files and commit the progress; then discard the staged files that were copied."""
         with self._lock:
-            lsn, floor, following = self._progress[0]
-            if self._stored == lsn:
-                return
-            self.queue.sync()
-            txn = self._context.manifest.begin_write()
-            state = WalStateRecord(lsn, lsn, lsn, lsn, detail=_STORED.pack(floor, following))
-            txn.put_wal_state(self._key, state)
-            txn.commit()
-            self._stored = lsn
+            self._store()
             taken, self._taken = self._taken, []
         if taken:
             context = self._context
@@ -240,6 +233,33 @@ class QueueMachine(Machine):
                 context.manifest, fs=context.fs, root=context.root, clock=context.clock, remove=context.remove
             )
             staging.discard(self._descriptor.table_id, taken)
+
+    def _store(self) -> WalStateRecord:
+        """Sync the files and commit the progress; return it. Requires: _lock."""
+        lsn, floor, following = self._progress[0]
+        state = WalStateRecord(lsn, lsn, lsn, lsn, detail=_STORED.pack(floor, following))
+        if self._stored != lsn:
+            self.queue.sync()
+            txn = self._context.manifest.begin_write()
+            txn.put_wal_state(self._key, state)
+            txn.commit()
+            self._stored = lsn
+        return state
+
+    @contextmanager
+    def exported(self) -> Iterator[PartitionContent]:
+        self.store_now()
+        state = self.snapshot()
+        try:
+            with self._lock:
+                with self._pin_lock:
+                    self._pins[state] = self.queue.first_sequence  # also files that are below the floor
+                progress, following = self._store(), self._progress[0].next
+                # Data files only grow, so that they can be copied later. The manifest changes in place.
+                files, copied = self.queue.contents()
+            yield PartitionContent(progress.stored_lsn, following - 1, ((0, progress),), (), files, copied)
+        finally:
+            state.close()
 
     def own_files(self) -> list[OwnFile]:
         """Return the files of the queue, as far as they are synced."""

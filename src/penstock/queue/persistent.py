@@ -278,6 +278,14 @@ class PersistentQueue:
                 raise
             raise DiskFull(f"{self._folder} has no room for messages: free some space, then retry") from error
 
+    def contents(self) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, bytes], ...]]:
+        """Return the data files with their synced sizes, and the bytes of the manifest's. Requires: all is synced."""
+        files, active = self._files, self._files.active
+        names = [(entry.path, entry.size) for entry in files.sealed]
+        if active is not None:
+            names.append((active.path, files.synced.offset))
+        return tuple(names), files.manifest_files()
+
     def sync(self) -> int:
         """Make all appended messages durable and return the sequence after the last."""
         with self._writing():

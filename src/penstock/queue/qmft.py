@@ -247,6 +247,12 @@ class QmftWriter:
         self._slot, self._pointer_valid, self._spare_valid = value[0], False, False
         return manifest
 
+    def files(self) -> tuple[tuple[str, bytes], ...]:
+        """Return the names and bytes of the valid slot and the pointer, as they are in memory."""
+        if self._slot == 0:
+            return ()
+        return (SLOTS[self._slot], self._read(self._path(SLOTS[self._slot]))), (POINTER, bytes([self._slot]))
+
     def secure_pointer(self) -> None:
         """Make the pointer durable as it was read, or as the last good `write` left it.
 

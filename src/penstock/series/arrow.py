@@ -134,10 +134,11 @@ def sample_batches(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64,
         count = max(1, BATCH_LABEL_BYTES // max(map(labels.bytes_of, set(rows.tolist())), default=1))
     for start in range(0, len(rows), count):
         some = slice(start, start + count)
-        yield _sample_batch(labels, rows[some], times[some], bits[some])
+        yield sample_batch(labels, rows[some], times[some], bits[some])
 
 
-def _sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
+def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
+    """Return samples as one record batch of `SAMPLES`; `rows` are the series of the samples, as runs."""
     starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
     metrics, maps = labels.arrays(rows[starts], np.diff(np.append(starts, len(rows))))
     columns = [metrics, maps, _fixed(TIME, times), _fixed(pa.float64(), bits)]

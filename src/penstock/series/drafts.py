@@ -15,6 +15,7 @@ of a bucket are 1 to its last id, without gaps. (3) an empty series has no sampl
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
@@ -50,6 +51,14 @@ from penstock.series.selectors import Matcher, parse_selector
 RESOLVED_MAX = 64  # label tables of a record, by bucket, whose ids are remembered as a whole
 
 
+class WrittenPart(NamedTuple):
+    """Samples of one bucket, and for each the row of its series in a label table."""
+
+    part: SamplePart
+    series: LabelTable
+    rows: U32
+
+
 class _BucketDraft:
     """New series of one bucket."""
 
@@ -80,6 +89,7 @@ class RecordDraft:
         self._options = options
         self._view = view
         self._parts: list[SamplePart] = []
+        self._written: list[WrittenPart] = []
         self._metadata: dict[bytes, bytes] = {}
 
     def add(self, part: Part) -> None:
@@ -99,6 +109,26 @@ class RecordDraft:
         """Return what to remember when the edit was applied."""
         buckets = {number: (some.base, some.new, some.last) for number, some in self._buckets.items()}
         return LearnedIds(self._trimmed, buckets, {**self._empty_read, **self._empty}, self._resolved)
+
+    @property
+    def parts(self) -> Sequence[SamplePart]:
+        """Samples and deletes by bucket, in write order."""
+        return self._parts
+
+    @property
+    def written(self) -> Sequence[WrittenPart]:
+        """The parts with samples, in write order, with the labels of their series."""
+        return self._written
+
+    @property
+    def trimmed(self) -> int:
+        """All that buckets below this one had before the record is deleted by it; 0: none is."""
+        return self._trimmed
+
+    def known_last(self, bucket: int) -> int | None:
+        """Return the last id of a bucket before this record; None if it adds no series there."""
+        some = self._buckets.get(bucket)
+        return None if some is None else some.base.last
 
     @property
     def changes_series(self) -> bool:
@@ -136,7 +166,8 @@ class RecordDraft:
             times = block.times if block.times.base is None else block.times.copy()
             bits = block.bits if block.bits.base is None else block.bits.copy()
             self._refill(first, block.series, ids, None)
-            self._parts.append(SamplePart(self.lsn, first, Samples(ids[block.index], times, bits)))
+            part = SamplePart(self.lsn, first, Samples(ids[block.index], times, bits))
+            self._add_part(part, block.series, block.index)
             return
         for bucket, here in self._options.by_bucket(block.times):
             numbers = block.index[here]
@@ -144,7 +175,11 @@ class RecordDraft:
             ids = self._resolve(bucket, block.series, rows)
             self._refill(bucket, block.series, ids, rows)
             samples = Samples(ids[numbers], block.times[here], block.bits[here])
-            self._parts.append(SamplePart(self.lsn, bucket, samples))
+            self._add_part(SamplePart(self.lsn, bucket, samples), block.series, numbers)
+
+    def _add_part(self, part: SamplePart, series: LabelTable, rows: U32) -> None:
+        self._parts.append(part)
+        self._written.append(WrittenPart(part, series, rows))
 
     def _empty_of(self, bucket: int) -> BitMap:
         """Return the ids of the empty series of a bucket, after the parts that were added."""
@@ -296,6 +331,7 @@ class RecordDraft:
         """Delete whole buckets, with their index."""
         end = self._options.bucket(trim.floor)
         self._parts = [part for part in self._parts if part.bucket >= end]
+        self._written = [written for written in self._written if written.part.bucket >= end]
         self._resolved = [entry for entry in self._resolved if entry[1] >= end]
         self._buckets = {number: some for number, some in self._buckets.items() if number >= end}
         for sets in (self._empty, self._empty_read):

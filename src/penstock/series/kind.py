@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from penstock.arguments import in_short, microseconds
 from penstock.errors import CorruptionError, Invalid, KindMismatch
@@ -34,6 +35,7 @@ from penstock.kinds import (
     Selectable,
     Serviced,
 )
+from penstock.kinds.changes import ChangeOptions, Changing, change_options
 from penstock.manifest.records import JobKind
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
@@ -41,6 +43,7 @@ from penstock.partition.reference import StagedFile
 from penstock.series.admission import admit_sections
 from penstock.series.aggregate import aggregate, decode_aggregate
 from penstock.series.arrow import LABELS, SAMPLES, TIME
+from penstock.series.changes import CHANGE_COLUMNS, read_changes
 from penstock.series.labels import check_name
 from penstock.series.loading import STAGED_SUFFIX, SampleLoader, bundle
 from penstock.series.machine import SeriesMachine, open_series_machine
@@ -74,7 +77,7 @@ from penstock.series.times import key_times, time_key
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
 
 
-class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, Serviced):
+class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, Serviced, Changing):
     """The kind `series`."""
 
     name = "series"
@@ -84,13 +87,15 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
     read_only_calls: frozenset[str] = frozenset()
     repeatable_calls: frozenset[str] = frozenset()
 
-    def options(self, options: SeriesOptions | None) -> bytes:
+    def options(self, options: SeriesOptions | None, changes: bool | ChangeOptions = False) -> bytes:
         """Return the encoded options of a table; `Invalid` if they are not options."""
-        return encode_series_options(check_series_options(options))
+        checked, feed = check_series_options(options), change_options(changes)
+        return encode_series_options(checked if feed is None else replace(checked, changes=feed))
 
     def check_made(self, info: TableInfo, options: SeriesOptions | None) -> None:
         """Raise `KindMismatch` if an existing table has other options than those requested."""
-        if options is not None and decode_series_options(info.options) != check_series_options(options):
+        made, wanted = decode_series_options(info.options), check_series_options(options)
+        if options is not None and made != replace(wanted, changes=wanted.changes or made.changes):
             raise KindMismatch(
                 f"series table {info.name} has other options: leave options= out, or change them with alter(); "
                 f"it has {decode_series_options(info.options)}"
@@ -131,8 +136,8 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
 
     def check_altered(self, info: TableInfo, options: bytes) -> None:
         before, after = decode_series_options(info.options), decode_series_options(options)
-        if (before.bucket_s, before.rollup) != (after.bucket_s, after.rollup):
-            raise Invalid(f"bucket_s and rollup of table {info.name} are fixed: create another table")
+        if (before.bucket_s, before.rollup, before.changes) != (after.bucket_s, after.rollup, after.changes):
+            raise Invalid(f"bucket_s, rollup and changes of table {info.name} are fixed: create another table")
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, site: MachineContext) -> SeriesMachine:
         return open_series_machine(site, descriptor, options)
@@ -148,6 +153,20 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
 
     def to_table_schema(self, batch: Any, options: bytes, shard: int) -> Any:
         return batch
+
+    # -- the change feed
+
+    def change_options(self, options: bytes) -> ChangeOptions | None:
+        return decode_series_options(options).changes
+
+    def change_schema(self, options: bytes) -> Any:
+        return CHANGE_COLUMNS
+
+    def read_changes(self, data: bytes, options: bytes) -> tuple[Any, Any]:
+        return read_changes(data)
+
+    def nothing(self) -> SeriesSection:
+        return SeriesSection()
 
     # -- ranges of time
 

@@ -16,6 +16,7 @@ from typing import Any
 from penstock.host import threads
 from penstock.journal.record import REFERENCE, Section
 from penstock.kinds import ALL_LATER, MachineContext, TreeMachine
+from penstock.kinds.changes import Feed, open_feed
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.tree import Tree
 from penstock.lsm.view import View
@@ -25,6 +26,7 @@ from penstock.partition.reference import StagedFile, Staging, check_intact, deco
 from penstock.series import index
 from penstock.series.admission import admit_sections
 from penstock.series.admitted import AdmittedSeries
+from penstock.series.changes import NewestTimes, RowsBefore, record_changes
 from penstock.series.drafts import RecordDraft
 from penstock.series.ids import SeriesIds
 from penstock.series.keys import ALL_METRICS
@@ -42,7 +44,9 @@ def open_series_machine(site: MachineContext, descriptor: PartitionDescriptor, o
     """Open the state machine of a shard."""
     maintenance = site.maintenance
     tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder, memtable=SeriesMemtable)
-    return SeriesMachine(tree, maintenance, descriptor, decode_series_options(options), site)
+    decoded = decode_series_options(options)
+    feed = None if decoded.changes is None else open_feed(maintenance, descriptor, tree, decoded.changes)
+    return SeriesMachine(tree, maintenance, descriptor, decoded, site, feed=feed)
 
 
 def _files_of(part: Section) -> tuple[StagedFile, ...]:
@@ -59,13 +63,16 @@ class SeriesMachine(TreeMachine):
         descriptor: PartitionDescriptor,
         options: SeriesOptions,
         site: MachineContext | None = None,  # None: it takes no files
+        *,
+        feed: Feed | None = None,
     ) -> None:
-        super().__init__(tree, maintenance, descriptor)
+        super().__init__(tree, maintenance, descriptor, feed)
         self.options = options
         self._site = site
         self.admitted = AdmittedSeries()
         self.term = AdmissionTerm()
         self._ids = SeriesIds()
+        self._newest = NewestTimes()
         self._prepared: tuple[RecordDraft, SeriesEdit] | None = None  # until it is applied and remembered
 
     def apply(self, entry: Entry) -> None:
@@ -74,6 +81,9 @@ class SeriesMachine(TreeMachine):
         files = [file for part in entry.sections if part.header.form == REFERENCE for file in _files_of(part)]
         if self._prepared is None:
             draft = self._draft(self._ids, self.tree.view, self._contents(entry), entry.lsn)
+            if self.feed is not None and self.feed.lacks(entry.lsn):
+                with RowsBefore(self.tree, self._descriptor.partition, self.options) as before:
+                    record_changes(self.feed, before, draft, self._newest, entry.time_us)
             self._prepared = draft, draft.edit(entry.time_us)
         self.tree.apply(self._prepared[1])
         self._finish()
@@ -145,7 +155,9 @@ class SeriesMachine(TreeMachine):
         return draft
 
     def snapshot(self) -> SeriesState:
-        return SeriesState(self._descriptor.partition, self.tree.snapshot(), self.options)
+        rows = self.tree.snapshot()
+        feed = None if self.feed is None else self.feed.snapshot(rows.lsn)
+        return SeriesState(self._descriptor.partition, rows, self.options, feed=feed)
 
     def overlay(self, state: SeriesState, sections: Sequence[SeriesSection], time_us: int) -> SeriesState:
         draft = self._draft(SeriesIds(), state.snapshot, sections, ALL_LATER)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.arguments import TIME_US_MAX, TIME_US_MIN, in_short, seconds, whole
 from penstock.errors import CorruptionError, Invalid
+from penstock.kinds.changes import ChangeOptions, change_options
 
 TIME_MIN, TIME_MAX = TIME_US_MIN, TIME_US_MAX  # microseconds since 1970, half-open: what Python and Spark can show
 SECOND_US = 1_000_000
@@ -61,6 +62,7 @@ class SeriesOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     series_max: int = 10_000_000  # series in one bucket of a shard
     metric_series_max: int = 1_000_000  # series of one metric in one bucket of a shard
     rollup: Rollup | None = None  # computed from another table by jobs, and not written to
+    changes: ChangeOptions | None = None  # of its change feed, if it has one; or say changes=True to `store.series`
 
     def __post_init__(self) -> None:
         whole(self.bucket_s, "bucket_s of a series table", BUCKET_S_MIN, BUCKET_S_MAX)
@@ -72,6 +74,8 @@ class SeriesOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             whole(getattr(self, name), f"{name} of a series table", 1, SERIES_MAX)
         if self.rollup is not None and not isinstance(self.rollup, Rollup):
             raise Invalid(f"rollup of a series table is a Rollup(source=, step_s=), not {in_short(self.rollup)}")
+        if self.changes is not None and not isinstance(self.changes, ChangeOptions):
+            raise Invalid(f"changes of a series table is a ChangeOptions(...), not {in_short(self.changes)}")
 
     @property
     def bucket_us(self) -> int:
@@ -117,12 +121,13 @@ def check_series_options(options: Any) -> SeriesOptions:
         series_max=int(options.series_max),
         metric_series_max=int(options.metric_series_max),
         rollup=None if rollup is None else Rollup(source=str.__str__(rollup.source), step_s=int(rollup.step_s)),
+        changes=change_options(options.changes or False),
     )
 
 
 def encode_series_options(options: SeriesOptions) -> bytes:
-    """Encode options for the ledger."""
-    return _encode(options)
+    """Encode options for the ledger; without a change feed, as before there were any."""
+    return _encode(options if options.changes is not None else msgspec.structs.astuple(options)[:-1])
 
 
 def decode_series_options(data: bytes) -> SeriesOptions:

@@ -20,6 +20,7 @@ from penstock.kinds import QUERY_S, ReadableTable, Reading
 from penstock.partition.ledger import TableInfo
 from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
 from penstock.series.arrow import SAMPLES
+from penstock.series.changes import CHANGE_COLUMNS
 from penstock.series.labels import check_name
 from penstock.series.options import TIME_MAX, TIME_MIN, SeriesOptions, decode_series_options
 from penstock.series.queries import SCHEMAS, SeriesQuery, check_range, encode_query
@@ -87,6 +88,9 @@ class SeriesReader(ReadableTable):
     def schema(self) -> pa.Schema:
         """The Arrow schema of samples: metric, labels (a map), time, value."""
         return SAMPLES
+
+    def _change_schema(self) -> pa.Schema | None:
+        return None if self._options.changes is None else CHANGE_COLUMNS
 
     def __repr__(self) -> str:
         shards = "" if self.shards == 1 else f" of {self.shards} shards"

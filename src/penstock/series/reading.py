@@ -22,6 +22,7 @@ from pyroaring import BitMap
 
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Piece, ShardSnapshot
+from penstock.kinds.changes import FeedSnapshot
 from penstock.lsm.file_pieces import FilePiece, size_of
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.view import View
@@ -51,11 +52,17 @@ class SeriesState(ShardSnapshot):
     """A shard at one LSN; `view` includes writes that are not applied yet, if it is given."""
 
     def __init__(
-        self, partition: PartitionId, snapshot: Snapshot, options: SeriesOptions, view: View | None = None
+        self,
+        partition: PartitionId,
+        snapshot: Snapshot,
+        options: SeriesOptions,
+        view: View | None = None,
+        feed: FeedSnapshot | None = None,
     ) -> None:
         self._partition = partition
         self.snapshot = snapshot
         self.options = options
+        self.feed = feed
         self._view: View = snapshot if view is None else view
 
     @property
@@ -68,6 +75,8 @@ class SeriesState(ShardSnapshot):
 
     def close(self) -> None:
         self.snapshot.close()
+        if self.feed is not None:
+            self.feed.close()
 
     # -- the index
 

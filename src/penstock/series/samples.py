@@ -123,18 +123,24 @@ def _order_of_ids(ids: U32) -> I64:
 
 
 def without(samples: Samples, deleted: Tombstones) -> Samples:
-    """Return the samples, sorted by id and time, that no tombstone deletes."""
-    kept = np.ones(len(samples), np.bool_)
+    """Return the samples that no tombstone deletes."""
+    kept = ~deleted_by(samples, deleted)
+    return samples if kept.all() else samples.take(kept)
+
+
+def deleted_by(samples: Samples, deleted: Tombstones) -> Flags:
+    """Return, for each sample, whether a tombstone deletes it."""
+    gone = np.zeros(len(samples), np.bool_)
     while len(deleted) and len(samples):  # the first tombstone of every series, then the second, ...
         numbers, first = np.unique(deleted.ids, return_index=True)
         at = np.minimum(np.searchsorted(numbers, samples.ids), len(numbers) - 1)
         mine = first[at]
         inside = (samples.times >= deleted.starts[mine]) & (samples.times < deleted.ends[mine])
-        kept &= ~(inside & (numbers[at] == samples.ids))
+        gone |= inside & (numbers[at] == samples.ids)
         others = np.ones(len(deleted), np.bool_)
         others[first] = False
         deleted = Tombstones(deleted.ids[others], deleted.starts[others], deleted.ends[others])
-    return samples if kept.all() else samples.take(kept)
+    return gone
 
 
 def union(parts: Sequence[Tombstones]) -> Tombstones:

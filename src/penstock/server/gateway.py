@@ -115,6 +115,9 @@ class Gateway:
             wire.CheckStore: self._check,
             wire.BackupStore: self._backup,
             wire.ResumeTable: self._resume,
+            wire.KeepSnapshot: self._keep_snapshot,
+            wire.DropSnapshot: self._drop_snapshot,
+            wire.RepairTable: self._repair,
             wire.WaitFor: self._wait_for,
             wire.StageFiles: self._stage,
             wire.SendFile: self._send_file,
@@ -290,6 +293,18 @@ class Gateway:
     def _resume(self, request: wire.ResumeTable, work: Work) -> list[Trouble]:
         work.rights.check(ADMIN, check_name(request.name))
         return self._visible(self._store.resume(request.name), work.rights)
+
+    def _keep_snapshot(self, request: wire.KeepSnapshot, work: Work) -> list[int]:
+        work.rights.check(ADMIN, check_name(request.name))
+        return self._store.keep_snapshot(request.name)
+
+    def _drop_snapshot(self, request: wire.DropSnapshot, work: Work) -> None:
+        work.rights.check(ADMIN, check_name(request.name))
+        self._store.drop_snapshot(request.name)
+
+    def _repair(self, request: wire.RepairTable, work: Work) -> list[Trouble]:
+        work.rights.check(ADMIN, check_name(request.name))
+        return self._visible(self._store.repair(request.name), work.rights)
 
     def _visible(self, troubles: list[Trouble], rights: Rights) -> list[Trouble]:
         """Return the troubles of tables that a client may read, worded as an error would be for it."""

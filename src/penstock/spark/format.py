@@ -27,7 +27,7 @@ from penstock.feeds import change_schema_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import check_columns, spark_schema
-from penstock.spark.table_ref import TableRef, check_options
+from penstock.spark.table_ref import TableRef, check_options, choice
 
 BATCH_OPTIONS = ("start", "end", "selector", "splits", "snapshot", "pushdown")
 
@@ -41,13 +41,21 @@ class PenstockSource(DataSource):
 
     def schema(self) -> StructType:
         info = TableRef.of(self.options).info()
-        return spark_schema(change_schema_of(info)) if "changes" in self.options else _schema_of(info)
+        return spark_schema(change_schema_of(info)) if self._of_changes() else _schema_of(info)
+
+    def _of_changes(self) -> bool:
+        return choice(self.options, "changes", ("false", "true")) == "true"
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.spark.change_reading import ChangesReader
         from penstock.spark.reading import TableReader
 
-        check_options(self.options, *BATCH_OPTIONS)
         info = TableRef.of(self.options).info()
+        if self._of_changes():
+            check_options(self.options, "changes", "after", "until", "snapshot")
+            check_columns(schema, self.schema(), info.name)
+            return ChangesReader(dict(self.options), schema, info)
+        check_options(self.options, "changes", *BATCH_OPTIONS)
         check_columns(schema, _schema_of(info), info.name)
         return TableReader(dict(self.options), schema, info)
 

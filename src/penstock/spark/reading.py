@@ -44,7 +44,7 @@ from penstock.kinds import FileReadable, Kind, as_selectable, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
-from penstock.spark.table_ref import TableRef, check_range
+from penstock.spark.table_ref import TableRef, check_range, choice
 
 clock = SystemClock()
 TASK_BYTES_MIN, TASK_BYTES_MAX = 16 << 20, 256 << 20  # what a task reads, without the option `splits`
@@ -217,11 +217,3 @@ def whole_number(options: dict[str, str], name: str, default: int) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < len(text) <= DIGITS_MAX or int(text) < 1:
         raise Invalid(f"option {name} is {in_short(text)}: give a whole number above 0")
     return int(text)
-
-
-def choice(options: dict[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    """Return an option that is one of the `allowed` words; by default the first."""
-    value = options.get(name, allowed[0])
-    if value not in allowed:
-        raise Invalid(f"option {name} is {value!r}: use one of {', '.join(allowed)}")
-    return value

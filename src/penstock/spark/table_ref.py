@@ -167,6 +167,14 @@ def check_options(options: Mapping[str, str], *more: str) -> None:
             raise Invalid(f"there is no option {name}: {hint}")
 
 
+def choice(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """Return an option that is one of the `allowed` words; by default the first."""
+    value = options.get(name, allowed[0])
+    if value not in allowed:
+        raise Invalid(f"option {name} is {value!r}: use one of {', '.join(allowed)}")
+    return value
+
+
 def check_range(start: bytes, end: bytes | None) -> None:
     """Raise `Invalid` if `start` is above `end`."""
     if end is not None and start > end:

@@ -25,21 +25,24 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import Closed, CorruptionError, Invalid, NotFound, StoreLocked
 from penstock.host.clock import Clock
-from penstock.host.file_operations import make_dirs
+from penstock.host.file_operations import make_dirs, walk
 from penstock.host.files import FileSystem
 from penstock.host.paths import absolute, parent, path_text
 from penstock.journal.consensus import Consensus
 from penstock.kinds import FileKeeping, OwnFile, partitions_of
 from penstock.log.chain import is_segment
 from penstock.lsm.collection import Collector
+from penstock.lsm.maintenance import COMPANION, KEPT
 from penstock.lsm.sstable import Sstable
+from penstock.manifest.engine import ReadView
 from penstock.manifest.manifest import Manifest
-from penstock.manifest.tables import CHUNKS
+from penstock.manifest.tables import CHUNKS, WAL_STATE
 from penstock.partition.aside import FOLDER as ASIDE
 from penstock.partition.aside import AsideLog
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import files_of
+from penstock.partition.snapshots import INSTALL, SNAPSHOT, PartitionSnapshots
 from penstock.registry import kind_named
 from penstock.store.backup_folder import (
     SHARED,
@@ -90,6 +93,7 @@ class BackupSource:
     collector: Collector
     dropped: DroppedShards
     aside: AsideLog
+    snapshots: PartitionSnapshots
     port: LocalPort
 
 
@@ -119,7 +123,8 @@ class Backup:
             folder.prepare(source.uuid.hex())
             earlier = folder.listings()
             number = folder.begin(earlier)
-            with source.collector.readers.holding(source.fs):
+            self._finish_installations()
+            with source.snapshots.held_off(), source.collector.readers.holding(source.fs):
                 source.collector.await_end(WAIT_S)
                 source.dropped.await_end(WAIT_S)
                 lsn = self._copy_all(folder.own(number), earlier)
@@ -167,11 +172,21 @@ class Backup:
                     with suppress(FileNotFoundError):
                         self._copy_own(own, OwnFile(name, -1, None, is_whole=False))
         shared = [(file.path, file.size) for file in kept if file.is_whole]
+        for folder in snapshot_folders(rows):
+            shared += [(f"{folder}/{name}", -1) for name in walk(source.fs, f"{source.root}/{folder}")]
         for row in chunks:
             if not row.staged:
                 shared += [(name, -1) for name in files_of(row.file_name)]
         self._share(own, shared, earlier)
         return int(lsn)
+
+    def _finish_installations(self) -> None:
+        """Open shards whose files are to be replaced by a snapshot: opening them does it."""
+        source = self._source
+        for info in source.port.tables():
+            for shard, partition in enumerate(partitions_of(info)):
+                if source.fs.exists(f"{source.root}/tables/{info.table_id}/{shard}{INSTALL}"):
+                    source.port.machine(partition)
 
     # -- files of this backup alone
 
@@ -329,6 +344,15 @@ class Backup:
     def _report(self) -> None:
         if self._progress is not None:
             self._progress(self._copied)
+
+
+def snapshot_folders(rows: ReadView) -> list[str]:
+    """Return the folders of the partition snapshots that a manifest names, relative to the store."""
+    return [
+        f"tables/{key.db_id}/{key.shard - KEPT}{SNAPSHOT}/{row.stored_lsn:020d}"
+        for key, row in WAL_STATE.scan(rows)
+        if KEPT <= key.shard < COMPANION
+    ]
 
 
 def _names(fs: FileSystem, folder: str) -> list[str]:

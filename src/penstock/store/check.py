@@ -26,8 +26,9 @@ from penstock.manifest.tables import CHUNKS
 from penstock.partition.aside import FOLDER as ASIDE
 from penstock.partition.aside import Trouble
 from penstock.partition.reference import files_of
+from penstock.partition.roster import describe
 from penstock.registry import kind_named
-from penstock.store.backup import WAIT_S, BackupSource
+from penstock.store.backup import WAIT_S, BackupSource, snapshot_folders
 from penstock.store.backup_folder import CopyProgress, Progress
 from penstock.store.dropped import SPILL
 from penstock.store.restore import FileDamage
@@ -87,6 +88,7 @@ class StoreCheck:
         for key, row in files:
             self._check_sstable(key, row)
         own = set(self._check_own_files())
+        self._check_snapshots()
         self._check_logs()
         orphans = self._orphans(seen, own)
         return CheckReport(
@@ -142,6 +144,13 @@ class StoreCheck:
                     if port.table_by_id(info.table_id) is not None and not isinstance(error, Closed):
                         self._add(f"{self._source.root}/tables/{info.table_id}", str(error))
 
+    def _check_snapshots(self) -> None:
+        for info in self._source.port.tables():
+            for shard in range(info.shards):
+                for error in self._source.snapshots.damaged(describe(info, shard)):
+                    self._add(error.path, _reason(error))
+                self._go_on()
+
     # -- logs
 
     def _check_logs(self) -> None:
@@ -182,13 +191,14 @@ class StoreCheck:
         in_use = {chunk_id for tree, _ in self._maintenance.trees() for chunk_id in tree.use.ids()}
         rows = source.manifest.read(lambda view: [row for _, row in CHUNKS.scan(view)])
         listed = {name for row in rows for name in files_of(row.file_name)}
-        spills, waiting = tuple(f"{folder}/" for folder in self._spill_folders()), tuple(source.dropped.folders())
+        kept = source.manifest.read(snapshot_folders)
+        folders, waiting = [f"{folder}/" for folder in (*self._spill_folders(), *kept)], source.dropped.folders()
         return [
             path
             for path in seen
             if path not in listed
             and path not in own
-            and not path.startswith((*spills, *waiting))
+            and not path.startswith((*folders, *waiting))
             and not _is_known(path, in_use)
             and source.fs.exists(f"{source.root}/{path}")
         ]

@@ -25,19 +25,21 @@ from penstock.kinds.changes import CHANGES
 from penstock.lsm.maintenance import Maintenance
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
+from penstock.partition.snapshots import INSTALL, REPLACED, SNAPSHOT
 
 logger = logging.getLogger(__name__)
 
 GONE = "-gone"  # behind the name of a folder that is being removed; with a number, if that name is taken
 SPILL = "-log"  # behind the name of a shard's folder: what the journal spilled for it
 _TABLE = re.compile("[1-9][0-9]{0,14}")
-_SHARD = re.compile(f"(0|[1-9][0-9]{{0,4}})({SPILL})?({GONE}[0-9]*)?")
+_BESIDE = (SPILL, SNAPSHOT, INSTALL, REPLACED)
+_SHARD = re.compile(f"(0|[1-9][0-9]{{0,4}})({'|'.join(_BESIDE)})?({GONE}[0-9]*)?")
 # Files of kinds and logs are named by numbers; a queue has its manifests, and folders of years, months and days; the
 # change feed of a shard is a folder.
 _FILE = re.compile(
-    r"([0-9]{20}\.[a-z]+|[0-9]{20}-[0-9]{10}\.log|[0-9]{10}\.data|manifest\.(1|2|current))(\.tmp)?",
+    r"([0-9]{20}\.[a-z]+|[0-9]{20}-[0-9]{10}\.log|[0-9]{10}\.data|manifest\.(1|2|current)|snapshot\.header)(\.tmp)?",
 )
-_FOLDER = re.compile(f"[0-9]{{2}}|[0-9]{{4}}|{CHANGES}")
+_FOLDER = re.compile(f"[0-9]{{2}}|[0-9]{{4}}|[0-9]{{20}}|{CHANGES}")
 
 
 class DroppedShards:
@@ -105,8 +107,8 @@ class DroppedShards:
         if machine is not None:
             machine.close()
         self._maintenance.drop_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
-        for folder in (descriptor.folder, descriptor.folder + SPILL):
-            self._remove_folder(f"{self._root}/{folder}")
+        for suffix in ("", *_BESIDE):
+            self._remove_folder(f"{self._root}/{descriptor.folder}{suffix}")
         table = f"{self._root}/tables/{descriptor.table_id}"
         if self._names(table) == []:
             self._fs.rmdir(table)

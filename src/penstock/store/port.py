@@ -397,6 +397,10 @@ class LocalPort(LiveReading):
             raise
         return answer
 
+    def end_service(self, table: int) -> None:
+        """End the service of a table whose files were replaced; its next use begins another."""
+        self._services.end(table, is_dropped=False)
+
     def has_leases(self) -> bool:
         """Whether a client holds a lease that would be lost if this process ended."""
         return self._services.has_leases()

@@ -53,10 +53,11 @@ class TableServices:
         with self._lock:
             return dict(self._services)
 
-    def end(self, table_id: int) -> None:
-        """Close the service of a table that was dropped."""
+    def end(self, table_id: int, *, is_dropped: bool = True) -> None:
+        """Close the service of a table that was dropped, or whose files were replaced: its next use makes another."""
         with self._lock:
-            self._dropped.add(table_id)
+            if is_dropped:
+                self._dropped.add(table_id)
             self._making.pop(table_id, None)
             service = self._services.pop(table_id, None)
         if service is not None:

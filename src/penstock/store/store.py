@@ -24,6 +24,7 @@ from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
 from penstock.host.overlay_files import OverlayFileSystem
 from penstock.host.randomness import Random, system_random
+from penstock.journal.partitions import PartitionId
 from penstock.kinds import partitions_of
 from penstock.lsm.manual_compaction import COMPACT_WAIT_S, CompactionReport, compact_trees
 from penstock.manifest.engine import EngineOpener
@@ -215,6 +216,7 @@ class Store(OpenedParts):
             collector=self._collector,
             dropped=self._dropped,
             aside=self._aside,
+            snapshots=self._snapshots,
             port=self._port,
         )
 
@@ -228,6 +230,46 @@ class Store(OpenedParts):
         info = self._info(name)
         self._check_writable()
         self._dispatcher.resume(info.table_id)
+        self._port.applied()
+        return [trouble for trouble in self.troubles() if trouble.table == info.name]
+
+    def keep_snapshot(self, name: str) -> list[int]:
+        """Copy the files of a table, so that `repair` can restore it; return the LSN of each shard's copy.
+
+        From then on the table's own log keeps what is written later. A checkpoint renews the copy when the log has
+        become longer than it.
+        """
+        info = self._info(name)
+        self._check_writable()
+        with translate_os_errors():
+            return [self._snapshot_shard(partition) for partition in partitions_of(info)]
+
+    def _snapshot_shard(self, number: PartitionId) -> int:
+        partition = self._dispatcher.partition(number)
+        self._dispatcher.catch_up(partition)
+        return threads.run_uninterrupted(lambda: self._snapshots.save(partition).lsn)
+
+    def drop_snapshot(self, name: str) -> None:
+        """Remove the copy that `keep_snapshot` made; nothing is kept for `repair` any more."""
+        info = self._info(name)
+        self._check_writable()
+        with translate_os_errors():
+            for number in partitions_of(info):
+                partition = self._dispatcher.partition(number)
+                threads.run_uninterrupted(partial(self._snapshots.discard, partition))
+
+    def repair(self, name: str) -> list[Trouble]:
+        """Replace the damaged files of a table by its snapshot, and apply again all that was written since.
+
+        Nothing is lost. Snapshots and leases of the table end. Returns those of its `troubles` that remain;
+        `Invalid` if `keep_snapshot` was not called before.
+        """
+        info = self._info(name)
+        self._check_writable()
+        with translate_os_errors():
+            for number in partitions_of(info):
+                threads.run_uninterrupted(partial(self._snapshots.repair, number))
+        self._port.end_service(info.table_id)
         self._port.applied()
         return [trouble for trouble in self.troubles() if trouble.table == info.name]
 

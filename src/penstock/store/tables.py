@@ -81,12 +81,22 @@ class Tables(KvOfStore):
         return QUEUE.table(self._port, info, durable=self._durable)
 
     def series(
-        self, name: str, *, shards: int = 1, options: SeriesOptions | None = None, create: bool = True
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        options: SeriesOptions | None = None,
+        create: bool = True,
+        changes: bool | ChangeOptions = False,
     ) -> SeriesTable:
-        """Return a series table; create it, with `options`, if it does not exist, unless `create=False`."""
+        """Return a series table; create it, with `options`, if it does not exist, unless `create=False`.
+
+        With `changes` (True, or a `ChangeOptions`), a new table has a change feed.
+        """
         kind = series_kind()
-        info = self._table(name, kind, shards, kind.options(options), create=create)
+        info = self._table(name, kind, shards, kind.options(options, changes), create=create)
         kind.check_made(info, options)
+        check_feed(info, kind, changes)
         return kind.table(self._port, info, durable=self._durable)
 
     def vector(

@@ -91,14 +91,15 @@ class VectorReader:
     def shards(self) -> int:
         return self._info.shards
 
-    def changes(self, *, after: int | None = None) -> ChangeFeed:
+    def changes(self, *, after: int | None = None, until: int | None = None) -> ChangeFeed:
         """Return the changes of a table with a change feed, of commits after the LSN `after`; None: all that are kept.
 
-        They are those of applied writes: wait for a write by `flush` to find it here.
+        `until` is the LSN of the last commit; None: the last there is. They are those of applied writes: wait for a
+        write by `flush` to find it here.
         """
         if self._options.changes is None:
             raise no_feed(self._info)
-        return ChangeFeed(self._reading, self._info, change_schema(self._options), after)
+        return ChangeFeed(self._reading, self._info, change_schema(self._options), after, until)
 
     @property
     def dimensions(self) -> int:

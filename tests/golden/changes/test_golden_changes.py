@@ -6,6 +6,7 @@ To make them anew after a deliberate change of the format: PENSTOCK_GOLDEN=write
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import penstock
 from penstock.kinds.changes import CHANGES, NAMES
 from penstock.kv.changes import read_changes
 from penstock.kv.values import Options
+from penstock.series.changes import read_changes as read_series_changes
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.vector.changes import read_changes as read_vector_changes
 from penstock.vector.options import VectorOptions
@@ -22,6 +24,7 @@ from penstock.vector.options import VectorOptions
 HERE = Path(__file__).parent
 HEADER_BYTES = 24
 DOCS_LSN = (12).to_bytes(8, "big")  # the first record of `docs`, after its creation
+CPU_LSN = (16).to_bytes(8, "big")
 
 
 def written() -> bytes:
@@ -39,6 +42,10 @@ def written() -> bytes:
         docs.upsert(["a", "ä"], [[1.0, 0.5], [-2.0, 0.0]], attributes=[{"lang": "en"}, {}], durable=True)
         docs.upsert(["a"], [[3.0, 4.0]], durable=True)
         docs.delete(["ä"], durable=True)
+        cpu = store.series("cpu", changes=penstock.ChangeOptions(preimages=True))
+        cpu.write_columns("cpu", [1.0, 2.5], {"host": "ä"}, times=[1_000_000, 2_000_000], durable=True)
+        cpu.write("cpu", 3.0, {"host": "ä"}, time=2_000_000, durable=True)
+        cpu.delete('{host="ä"}', end=2_000_000, durable=True)
         return b"".join(
             b"%s %s\n" % (key.hex().encode(), value.hex().encode())
             for tree, catalog in store._maintenance.trees()
@@ -57,10 +64,15 @@ def test_rows_of_version_1() -> None:
 def test_they_are_read() -> None:
     found: list[tuple[str, bytes, bytes | None]] = []
     vectors: list[tuple[Any, ...]] = []
+    samples: list[tuple[Any, ...]] = []
     for line in (HERE / "rows.txt").read_text().splitlines():
         key, _, value = line.partition(" ")
         if bytes.fromhex(key)[:1] == b"c":
             data = bytes.fromhex(value)[HEADER_BYTES:]
+            if bytes.fromhex(key)[1:9] >= CPU_LSN:
+                types, rows = read_series_changes(data)
+                samples += zip((NAMES[one] for one in types), *rows.to_pydict().values(), strict=True)
+                continue
             if bytes.fromhex(key)[1:9] >= DOCS_LSN:
                 types, rows = read_vector_changes(data, VectorOptions(dimensions=2))
                 vectors += zip((NAMES[one] for one in types), *rows.to_pydict().values(), strict=True)
@@ -85,4 +97,13 @@ def test_they_are_read() -> None:
         ("update_preimage", "a", [1.0, 0.5], '{"lang":"en"}'),
         ("update_postimage", "a", [3.0, 4.0], None),
         ("delete", "ä", [-2.0, 0.0], None),
+    ]
+    series = "cpu", [("host", "ä")]
+    first, second = (datetime(1970, 1, 1, 0, 0, second, tzinfo=UTC) for second in (1, 2))
+    assert samples == [
+        ("insert", *series, first, 1.0),
+        ("insert", *series, second, 2.5),
+        ("update_preimage", *series, second, 2.5),
+        ("update_postimage", *series, second, 3.0),
+        ("delete", *series, first, 1.0),
     ]

@@ -232,10 +232,14 @@ def test_a_request_of_prometheus_takes_the_short_way(monkeypatch: pytest.MonkeyP
     first = decode_write(body, 1, cache)
     monkeypatch.setattr(remote_write, "check_labels", None)
     monkeypatch.setattr(remote_write, "signed", None)
+    monkeypatch.setattr(remote_write, "read_fields", None)
     again = decode_write(body, 1, cache)
     assert again.values.tolist() == first.values.tolist() == [n / 7 for n in range(50)]
     assert again.times_us.tolist() == [(T + n) * 1_000 for n in range(50)]
     assert again.series == first.series
+    assert again.table is decode_write(body, 1, cache).table
+    tables = [found.to_block() for found in (first, again)]
+    assert tables[0].series.encode() == tables[1].series.encode()
 
 
 def test_a_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +248,12 @@ def test_a_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(100):
         found = decode_write(snappy(block(1, labels(__name__=f"m{n}") + sample(1.0, T))), 1, cache)
         assert found.series == [(("__name__", f"m{n}"),)]
-        assert len(cache._known) < 12
+        assert len(cache._current._by_form) < 12
+    for n in range(20):  # label tables count, too
+        body = snappy(b"".join(block(1, labels(__name__=f"t{m}") + sample(1.0, T)) for m in {n, n + 1, n + 2}))
+        for _ in range(2):
+            assert len(decode_write(body, 1, cache).series) == 3
+        assert len(cache._current._tables) < 12
 
 
 @given(st.integers(0, len(V2) * 8 - 1))

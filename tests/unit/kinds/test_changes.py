@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,60 @@ def test_embedded_connected_and_in_a_snapshot(path: Path) -> None:
         rows = zip(found["_commit_version"], found["_change_type"], found["key"], found["value"], strict=True)
         expected: dict[Any, Any] = dict(users.scan())
         assert follow({}, rows, preimages=False) == expected
+
+
+def test_samples_embedded_connected_and_in_a_snapshot(path: Path) -> None:
+    with penstock.open(str(path)) as store, penstock.connect(str(path)) as client:
+        cpu = client.series("cpu", shards=2, changes=penstock.ChangeOptions(preimages=True))
+        for host in "abcd":
+            cpu.write_columns("cpu", [1.0, 2.0, 3.0], {"host": host}, times=[1, 2, 3], durable=True)
+        with store.snapshot() as snapshot:
+            cpu.write("cpu", float("nan"), {"host": "a"}, time=2, durable=True)
+            cpu.delete('{host="b"}', start=2, durable=True)
+            assert snapshot.series("cpu").changes().to_arrow().num_rows == 12
+            later = store.series("cpu", changes=True).changes(after=snapshot.lsn).to_arrow()
+            again = cpu.changes(after=snapshot.lsn).to_arrow()
+        assert later["_change_type"].to_pylist() == ["update_preimage", "update_postimage", "delete", "delete"]
+        assert later["labels"].to_pylist() == [[("host", host)] for host in "aabb"] == again["labels"].to_pylist()
+        assert later["value"].to_pylist()[::2] == [2.0, 2.0]
+        until = later["_commit_version"][1].as_py()
+        for table in (cpu, store.series("cpu")):
+            some = table.changes(after=snapshot.lsn, until=until).to_arrow()
+            assert some["_change_type"].to_pylist() == ["update_preimage", "update_postimage"]
+            assert table.changes(until=1 << 60).to_arrow().num_rows == 16
+            with pytest.raises(Invalid, match="above until"):
+                table.changes(after=2, until=1)
+        assert math.isnan(later["value"][1].as_py())
+        cpu.alter(window_s=1e9)
+        assert store.series("cpu").options.changes == penstock.ChangeOptions(preimages=True)
+        assert store.series("cpu", options=penstock.SeriesOptions(window_s=1e9)).changes().to_arrow().num_rows == 16
+        with pytest.raises(KindMismatch, match="other options"):
+            store.series("cpu", changes=True, options=penstock.SeriesOptions())
+        with pytest.raises(KindMismatch, match="other options"):
+            store.series("cpu", changes=penstock.ChangeOptions())
+        wrong: Any = True
+        with pytest.raises(Invalid, match="ChangeOptions"):
+            penstock.SeriesOptions(changes=wrong)
+        store.series("plain")
+        with pytest.raises(KindMismatch, match="no change feed"):
+            store.series("plain", changes=True)
+
+
+def test_loads_and_retention_of_samples_are_in_the_feed(path: Path) -> None:
+    with penstock.open(str(path)) as store:
+        cpu = store.series("cpu", options=penstock.SeriesOptions(future_s=None), changes=True)
+        cpu.write("cpu", 1.0, time=5, durable=True)
+        store.load("cpu", pa.table({"metric": ["cpu"] * 3, "time": [5, 6, 7], "value": [2.0, 3.0, 4.0]}))
+        kinds = cpu.changes().to_arrow()["_change_type"].to_pylist()
+        assert kinds == ["insert", "update_postimage", "insert", "insert"]
+        cpu.alter(retention_s=60)
+        store.port.maintain()
+        store.flush()
+        gone = cpu.changes().to_arrow().slice(4)
+        assert gone["_change_type"].to_pylist() == ["delete"] * 3
+        assert gone["time"].cast("int64").to_pylist() == [5, 6, 7]
+        assert gone["value"].null_count == 3
+        assert cpu.to_arrow().num_rows == 0
 
 
 def test_in_asyncio(path: Path) -> None:
@@ -103,11 +158,11 @@ def test_the_owner_takes_in_what_expired_without_writes(path: Path) -> None:
         table = store.kv("t", changes=True)
         table.put(b"k", b"v", ttl_s=0.05, durable=True)
         time.sleep(0.06)
-        store._services_task()
+        store._tasks.maintain_services()
         store.flush()
         assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
     with penstock.open(str(path)) as store:
-        store._services_task()
+        store._tasks.maintain_services()
         store.flush()
         assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
 
@@ -119,7 +174,7 @@ def test_of_a_dropped_table_nothing_is_left(path: Path) -> None:
         store.drop("t")
         assert store.kv("t", changes=True).changes().to_arrow().num_rows == 0
     with penstock.open(str(path), settings=penstock.StoreSettings(background=False)) as store:
-        store._retry_task()
+        store._tasks.retry()
         assert [entry.name for entry in (path / "tables").iterdir() if (entry / "0" / "changes").exists()] == ["3"]
 
 

@@ -19,13 +19,13 @@ from penstock.partition.backlog import Backlogs, Partition
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.machine import Entry
 from penstock.partition.marker import Marker
-from penstock.partition.roster import _Opening
+from penstock.partition.roster import PartitionOpening
 from penstock.partition.workers import Workers
 from penstock.queue.machine import QueueMachine
 from penstock.queue.persistent import PersistentQueue
 from penstock.store.dropped import DroppedShards
-from penstock.store.opening import OpenedParts
 from penstock.store.services import TableServices
+from penstock.store.tasks import StoreTasks
 from penstock.testing import FakeClock, SimulatedDisk
 
 DEADLINE_S = 20.0
@@ -422,7 +422,7 @@ def test_an_opening_that_hangs_costs_one_worker(tmp_path: Path, monkeypatch: pyt
 
 def test_one_that_costs_all_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     never = property(lambda opening: False, lambda opening, value: None)
-    monkeypatch.setattr(_Opening, "is_given", never, raising=False)
+    monkeypatch.setattr(PartitionOpening, "is_given", never, raising=False)
     with penstock.open(tmp_path / "store", settings=settings()) as store:
         assert busy_with_a_hung_opening(store, monkeypatch, threading.Event()) == 4
 
@@ -454,7 +454,7 @@ def test_a_dropped_table_that_hangs_does_not_stop_retries(tmp_path: Path, monkey
 
 
 def test_one_that_stops_them_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OpenedParts, "_retry_task", OpenedParts._dropped_task)
+    monkeypatch.setattr(StoreTasks, "retry", StoreTasks.remove_dropped)
     assert not is_retried(tmp_path / "store", monkeypatch)
 
 

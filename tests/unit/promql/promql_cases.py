@@ -76,7 +76,8 @@ SELECTORS = (
 
 def range_expressions() -> list[str]:
     """Expressions that are evaluated over a range of steps."""
-    return list(dict.fromkeys([*_selectors(), *_windows(), *_values(), *_binaries(), *_aggregations(), *_others()]))
+    made = [*_selectors(), *_windows(), *_values(), *_binaries(), *_aggregations(), *_infos(), *_others()]
+    return list(dict.fromkeys(made))
 
 
 def instant_expressions() -> list[str]:
@@ -306,6 +307,28 @@ def _binaries() -> list[str]:
         "label_replace({__name__=~'latency_count|latency_sum'} * 2, 'was', '$1', '__name__', '(.*)')",
     ]
     return made
+
+
+def _infos() -> list[str]:
+    """Where Prometheus 3.5 is right: it confuses info series of which one ends (see test_promql_info)."""
+    build = '{__name__="build_info"}'
+    return [
+        f"info(requests_total, {build})",
+        f"info(rate(requests_total[5m]), {build})",
+        "info(sum by (job) (requests_total), {__name__='limit'})",
+        f"info(sum by (job) (requests_total) or sum by (instance) (requests_total), {build})",
+        f"info(build_info, {build})",
+        f"info(missing, {build})",
+        "info(cpu)",
+        "info(cpu, {__name__='missing'})",
+        "info(cpu, {__name__='missing', version=~'.+'})",
+        "info(cpu, {__name__='build_info', version='1.1'})",
+        "info(cpu, {__name__='build_info', version!='1.0'})",
+        "info(cpu, {__name__='build_info', missing=~'.+'})",
+        "info(cpu, {__name__='build_info', missing=''})",
+        "info(cpu, {version=~'.+'})",
+        "info(label_replace(cpu, 'version', 'mine', '', ''), {__name__='build_info'})",
+    ]
 
 
 def _aggregations() -> list[str]:

@@ -61,9 +61,7 @@ def test_a_name_is_kept_by_first_over_time_and_labels_by_quantiles() -> None:
     assert labels == [[{"__name__": "a", "x": "1"}], [{"q": "0.25"}, {"q": "1.0"}]]
 
 
-@pytest.mark.parametrize(
-    "text", ["info(a)", "start_timestamp(a)", "histogram_quantiles(h_bucket, 'q', time() / 1e10, 1)"]
-)
+@pytest.mark.parametrize("text", ["start_timestamp(a)", "histogram_quantiles(h_bucket, 'q', time() / 1e10, 1)"])
 def test_what_is_missing_says_so(text: str) -> None:
     with pytest.raises(Invalid, match=text.partition("(")[0]):
         values(text)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from bench.prometheus import peer_binary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prometheus_peer import PrometheusPeer, peer_binary, prometheus
+from prometheus_peer import PrometheusPeer, prometheus
 from promql_cases import CALENDAR, RANGE, WINDOWED
 from promql_dataset import dataset
 from test_promql_conformance import GRID, by_labels, differences, expected, run

@@ -205,6 +205,24 @@ class ResumeTable(_Message, frozen=True):
     name: str
 
 
+class KeepSnapshot(_Message, frozen=True):
+    """Copy the files of a table, so that it can be repaired."""
+
+    name: str
+
+
+class DropSnapshot(_Message, frozen=True):
+    """Remove the copy of a table's files."""
+
+    name: str
+
+
+class RepairTable(_Message, frozen=True):
+    """Replace the files of a table by their copy."""
+
+    name: str
+
+
 class ReadMetrics(_Message, frozen=True):
     """Read the store's metrics in Prometheus' text format."""
 
@@ -410,6 +428,9 @@ OtherRequest = (
     | BackupStore
     | WaitFor
     | ResumeTable
+    | KeepSnapshot
+    | DropSnapshot
+    | RepairTable
     | ReadMetrics
     | ReadStatistics
     | AwaitView
