@@ -147,13 +147,18 @@ def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, b
 
 def run_batch(labels: Sequence[bytes], rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
     """Return samples as a record batch of `RUNS`; `rows` are the series of the samples, as runs."""
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    place = np.zeros(len(rows), np.int64)
-    place[starts] = np.arange(len(starts))
-    later = np.ones(len(rows), np.bool_)
-    later[starts] = False
-    first = pa.array([labels[row] for row in rows[starts].tolist()], pa.binary())
-    columns = [first.take(pa.array(place, mask=later)), _fixed(pa.int64(), times), _fixed(pa.float64(), bits)]
+    first = np.append(True, rows[1:] != rows[:-1])
+    starts = np.flatnonzero(first)
+    texts = [labels[row] for row in rows[starts].tolist()]
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise Invalid("the labels of the selected series have more than 2 GiB: narrow the selectors")
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    offsets[1:] = np.repeat(ends, np.diff(starts, append=len(rows)))
+    valid = np.packbits(first, bitorder="little")
+    buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
+    series = pa.Array.from_buffers(pa.binary(), len(rows), buffers)
+    columns = [series, _fixed(pa.int64(), times), _fixed(pa.float64(), bits)]
     return pa.record_batch(columns, schema=RUNS)
 
 

@@ -218,7 +218,10 @@ def places_of(ids: U32, found: U32) -> npt.NDArray[np.intp]:
     """Return where each of `found` stands among ascending ids, which hold all of them."""
     if int(ids[-1]) - int(ids[0]) + 1 == len(ids):
         return found.astype(np.intp) - int(ids[0])
-    return np.searchsorted(ids, found)
+    if not len(found):
+        return np.zeros(0, np.intp)
+    starts = np.flatnonzero(np.append(True, found[1:] != found[:-1]))  # samples of one series follow each other
+    return np.repeat(np.searchsorted(ids, found[starts]), np.diff(starts, append=len(found)))
 
 
 def _select(

@@ -380,11 +380,11 @@ class LocalPort(LiveReading):
         return as_serviced(kind_named(info.kind, info.name), info)
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
-        self._check_usable()
         if self._changes_refused is not None and name not in self._serviced(info).read_only_calls:
+            self._check_usable()
             self._check_changes()
         try:
-            if self._dispatcher.torn:  # as in `lookup`
+            if self._dispatcher.torn:  # as in `lookup`; raises if the store was closed, or opened before a fork
                 with self._dispatcher.turn:
                     self._dispatcher.finish()
             service = self._running(info.table_id)
