@@ -283,7 +283,7 @@ def test_a_table_of_another_penstock_keeps_no_other_out_of_reach(
             raise KeyError("a mistake of ours")
         return kind_named(name, table)
 
-    monkeypatch.setattr("penstock.store.opening.kind_named", forget)
+    monkeypatch.setattr("penstock.store.shards.kind_named", forget)
     with open_simulated(disk, clock, settings) as store:
         assert store.kv("t").get(b"k") == b"1"
         assert [(trouble.table, trouble.reason) for trouble in store.troubles()] == [("strange", "it cannot be opened")]
