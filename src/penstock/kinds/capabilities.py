@@ -7,7 +7,7 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
@@ -113,8 +113,13 @@ class Replaceable(Protocol):
 class FileReadable(Protocol):
     """Pieces of a snapshot name files that any process with access to them can read without the owner."""
 
-    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
-        """Return record batches, as a shard's scan does, from a piece's files; None if unreadable from here."""
+    def read_piece(
+        self, piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None
+    ) -> Iterator[Any] | None:
+        """Return record batches, as a shard's scan does, from a piece's files; None if unreadable from here.
+
+        Columns that are not among `columns` (None: all) may be left out, if that saves work.
+        """
 
     def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
         """Return (path, reason) for each damaged file of a piece; None if unreadable from here."""

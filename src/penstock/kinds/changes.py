@@ -50,7 +50,6 @@ TRIM_PARTS_MAX = 200_000  # in one step: more commits than a shard gets from one
 
 INSERT, PREIMAGE, POSTIMAGE, REMOVAL = range(4)  # as stored
 NAMES = ("insert", "update_preimage", "update_postimage", "delete")
-_NAMES = pa.array(NAMES, pa.string())
 _CHANGE, _DEADLINE, _FLOOR = b"c", b"d", b"f"
 _KEY = struct.Struct(">cQI")  # b"c", lsn, part
 _U64 = struct.Struct(">Q")
@@ -352,9 +351,8 @@ def change_batch(kind: Changing, options: bytes, shard: int, part: tuple[int, in
     lsn, time_us, _, data = part
     types, rows = kind.read_changes(data, options)
     count = rows.num_rows
-    names = pa.DictionaryArray.from_arrays(fixed_array(pa.int8(), np.frombuffer(types, np.int8)), _NAMES).cast(
-        pa.string()
-    )
+    numbers = fixed_array(pa.int8(), np.frombuffer(types, np.int8))
+    names = pa.DictionaryArray.from_arrays(numbers, pa.array(NAMES, pa.string())).cast(pa.string())
     own = [
         names,
         pa.repeat(pa.scalar(lsn, pa.uint64()), count),

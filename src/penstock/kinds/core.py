@@ -146,13 +146,13 @@ class Kind(Protocol):
         `options` are the table's. A section that passes can be applied by any process, at any time.
         """
 
-    def admit(self, info: TableInfo, sections: Sequence[Any], machine: Any, time_us: int) -> None:
+    def admit(self, info: TableInfo, sections: Sequence[Any], machine: Any, time_us: int) -> Callable[[], None] | None:
         """Raise `Invalid` if the state of a shard, or the store's time, forbids sections: a limit would be passed.
 
         The owner asks this before a group enters the pending delta, for all sections of one shard in it together.
-        Apply accepts every section.
+        Apply accepts every section. What is returned is called if the group is refused later, and never written.
         """
-        return
+        return None
 
     def frees_space(self, section: Any) -> bool:
         """Whether a section may be written when the disk is full, because it deletes."""

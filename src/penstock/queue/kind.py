@@ -6,7 +6,7 @@ Thread: pure functions; the table it makes is for any thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from penstock.arguments import flag, in_short
@@ -181,7 +181,9 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced)
     def damaged_files(self, machine: QueueMachine) -> list[tuple[str, str]]:
         return machine.damaged_files()
 
-    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+    def read_piece(
+        self, piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None
+    ) -> Iterator[Any] | None:
         assert piece.end is not None  # every piece of a queue has an end
         return read_piece(piece.detail, sequence_of(piece.start), sequence_of(piece.end), root, identity)
 
