@@ -34,14 +34,20 @@ def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
         return _read(fs, path)
     if has_manifest:
         raise CorruptionError(path, 0, "the store's identity is missing, although it has a manifest")
+    identity = random.randbytes(IDENTITY_BYTES)
+    create_identity(fs, root, identity)
+    return identity
+
+
+def create_identity(fs: FileSystem, root: str, identity: bytes) -> None:
+    """Write the identity of a new store."""
+    path = f"{root}/STORE"
     if fs.exists(f"{path}.tmp"):
         fs.unlink(f"{path}.tmp")
-    identity = random.randbytes(IDENTITY_BYTES)
     file = fs.create(f"{path}.tmp")
     file.pwrite(identity + _SUM.pack(crc32c(identity)), 0)
     publish(fs, file, path)
     file.close()
-    return identity
 
 
 def read_identity(fs: FileSystem, root: str) -> bytes | None:
