@@ -32,7 +32,7 @@ def main(folder: Path, name: str) -> None:
     )
     print("ready", flush=True)
     stopped = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stopped.set()), daemon=True).start()
+    threading.Thread(target=_await_end, args=(stopped,), daemon=True).start()
     with (folder / f"{name}.told").open("a") as told:
         number = 0
         while not stopped.is_set():
@@ -55,6 +55,11 @@ def main(folder: Path, name: str) -> None:
             told.write(f"{key}\n")
             told.flush()
     member.close()
+
+
+def _await_end(stopped: threading.Event) -> None:
+    sys.stdin.read()
+    stopped.set()
 
 
 if __name__ == "__main__":

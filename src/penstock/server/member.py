@@ -30,7 +30,7 @@ from penstock.replica.state import StateFile
 from penstock.replica.tcp_link import TcpLink
 from penstock.server.service import Service
 from penstock.store.following import RAFT_FILE
-from penstock.store.identity import IDENTITY_BYTES, create_identity, read_identity
+from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, read_uuid, write_identity
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
 
@@ -81,9 +81,9 @@ class Member:
         certificates: Path,
         times: RaftTimes | None,
     ) -> Replicated:
-        found = read_identity(self._fs, self.path)
+        found = read_uuid(self._fs, self.path)
         if found is None:
-            create_identity(self._fs, self.path, cluster)
+            write_identity(self._fs, self.path, StoreIdentity(cluster, cluster))
         elif found != cluster:
             raise Invalid(f"{self.path} has a store of another cluster: give an empty folder")
         raft = f"{self.path}/{RAFT_FILE}"

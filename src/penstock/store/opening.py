@@ -98,6 +98,7 @@ class OpenedParts(Tables):
         self._tenure = consensus  # the journal of a member of a cluster; None: the store has its own
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
+        self._checking = threads.lock("store.check")
         self._started = False  # background threads run
         self._recovered = False  # every record of the journal was dispatched
         self.metrics = Metrics(self._check_usable)
@@ -110,7 +111,7 @@ class OpenedParts(Tables):
             self._parts.callback(self._release_lock)
             self._fs = owner_file_system(fs, self._lock)
             self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
-            self.identity = load_identity(self._fs, self.path, random)
+            self.identity, self.uuid = load_identity(self._fs, self.path, random)
             self._open_parts(engine)
             self._recover()
             if read_only:
@@ -179,6 +180,7 @@ class OpenedParts(Tables):
             settings=None,
             published=lambda: self._dispatcher.published,
             may_remove=self.readers.may_remove,
+            remove=self.readers.remove,
             options_of=self._options_of,
             memory_bytes_max=settings.memory_bytes_max,
         )
@@ -206,6 +208,7 @@ class OpenedParts(Tables):
             root=self.path,
             clock=self._clock,
             open_shards=self._dispatcher.open_shards,
+            remove=self.readers.remove,
         )
         self._consensus: Consensus = self._tenure or self._open_alone()
         if self._tenure is not None:  # a member may still need verdicts that its leader does not
