@@ -23,7 +23,7 @@ AWAIT_S = 0.5
 JOIN_S = 30.0
 
 
-class Tenure(Consensus, Protocol):
+class MemberJournal(Consensus, Protocol):
     """The journal of a member of a cluster, which goes on when the store is closed."""
 
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
@@ -33,7 +33,7 @@ class Tenure(Consensus, Protocol):
 class Follower:
     """Dispatches what the leader writes."""
 
-    def __init__(self, tenure: Tenure, dispatch: Callable[[int, bytes], None], dispatched: int) -> None:
+    def __init__(self, tenure: MemberJournal, dispatch: Callable[[int, bytes], None], dispatched: int) -> None:
         self._tenure, self._dispatch = tenure, dispatch
         self._next = dispatched + 1
         self._stop = threading.Event()

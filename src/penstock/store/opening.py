@@ -56,7 +56,7 @@ from penstock.scheduler.task import PeriodicTask
 from penstock.store.deriving import DerivedTables
 from penstock.store.dropped import DroppedShards
 from penstock.store.flusher import StoreFlusher
-from penstock.store.following import RAFT_FILE, Follower, Tenure
+from penstock.store.following import RAFT_FILE, Follower, MemberJournal
 from penstock.store.governor import MemoryGovernor
 from penstock.store.identity import load_identity
 from penstock.store.journal_trimming import JournalTrimmer
@@ -88,7 +88,7 @@ class OpenedParts(Tables):
         random: Random,
         engine: EngineOpener,
         read_only: bool = False,
-        consensus: Tenure | None = None,
+        consensus: MemberJournal | None = None,
     ) -> None:
         self.path = path.rstrip("/") or "/"
         self.settings = settings

@@ -37,7 +37,7 @@ from penstock.registry import vector_kind
 from penstock.store.backup import Backup, BackupReport, BackupSource, check_target
 from penstock.store.backup_folder import NUMBER_MAX, CopyProgress, check_progress
 from penstock.store.check import CheckReport, StoreCheck
-from penstock.store.following import Tenure
+from penstock.store.following import MemberJournal
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
@@ -54,7 +54,7 @@ def open_store(
     random: Random | None = None,
     engine: EngineOpener = LmdbEngine,
     read_only: bool = False,
-    consensus: Tenure | None = None,
+    consensus: MemberJournal | None = None,
 ) -> Store:
     """Open the store in `path` as its owner; create it if it does not exist.
 
