@@ -330,7 +330,7 @@ class Tenure:
         self._replicated, self._term = replicated, term
         self.records, self.term = replicated.records, replicated.term
         self.segment_starts, self.roll, self.truncate = replicated.segment_starts, replicated.roll, replicated.truncate
-        self.await_committed = replicated.await_committed
+        self.await_committed, self.copy_to = replicated.await_committed, replicated.copy_to
 
     @property
     def incarnation(self) -> int:
