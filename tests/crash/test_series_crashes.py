@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from series_place import SeriesPlace
 from series_scenario import SeriesScenario
-from shared import Sampled
+from shared import SomeRecoveries
 
 import penstock.testing.disk_files as disk_module
 from penstock.lsm.memtable import Memtable, Readable
@@ -44,7 +44,7 @@ class ShortSeries(SeriesScenario):
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(Sampled(ShortSeries(), 5, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    report = explore(SomeRecoveries(ShortSeries(), 5), modes=("strict",), recovery_modes=("strict",))
     assert report.missing_in_recovery("rename .sst", "commit /manifest") == []
 
 
