@@ -1,4 +1,4 @@
-"""Durable puts of tables that are well: beside a table like them, beside one that hangs, and one with ten times its share.
+"""Durable puts of tables that are well, beside a table like them, one that hangs, and one with ten times its share.
 
 Two threads write in every run. The first writes to four tables that are well, and is measured. The second writes to the
 table `sick`, one message at a time, durably; that table is well, or hangs, or gets ten messages at a time.

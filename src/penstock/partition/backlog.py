@@ -8,9 +8,9 @@ A partition whose apply fails is retried with growing pauses, then paused: its w
 error; other partitions continue; `Dispatcher.resume` lets it catch up. An entry that fails because of a Penstock bug,
 not of the disk, is set aside after as many attempts (`aside`), and the partition continues without it.
 
-Memory is bounded whatever was admitted: an entry that comes when twice the limits wait is *deferred*, and so are those of
-a partition whose files hang. They are only in the journal (or in the partition's log, when a checkpoint moves them), and
-are read from there when their turn comes.
+Memory is bounded whatever was admitted: an entry that comes when twice the limits wait is *deferred*, and so are those
+of a partition whose files hang. They are only in the journal (or in the partition's log, when a checkpoint moves them),
+and are read from there when their turn comes.
 
 Thread: any; the dispatcher's turn guards every field of a partition, but it is never held while an entry is applied.
 Invariants: (1) an entry leaves a backlog when it is applied or set aside, and in LSN order. (2) at most one thread

@@ -61,9 +61,7 @@ def payloads(table: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_table_that_hangs_gives_its_memory_back(
-    moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_hangs_gives_its_memory_back(moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with hanging(monkeypatch) as healed, penstock.open(tmp_path, settings=settings()) as store:
         sick, well = store.queue("sick"), store.kv("well")
         for number in range(30):
