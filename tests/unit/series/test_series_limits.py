@@ -228,10 +228,10 @@ def test_a_limit_is_exact_while_writes_are_applied(
                 assert slow.wait(30)
                 metrics.write_arrow(flood(range(3, 6)), durable=True)
                 store.series("metrics").write_arrow(flood(range(6, 9)))
-                with pytest.raises(Invalid, match="has 9 series and this write adds 1"):
-                    metrics.write_arrow(flood(range(9, 10)), durable=True)
             finally:
                 go_on.set()
+            with pytest.raises(Invalid, match="has 9 series and this write adds 1"):
+                metrics.write_arrow(flood(range(9, 10)), durable=True)
             writer.flush()
             assert metrics.cardinality().metrics == {"cpu": 9}
 
