@@ -2,7 +2,8 @@
 
 Every index is set to a recall@10 of at least 0.95 against exact search, with the cheapest setting of those tried that
 reaches it; ours has its defaults. LanceDB, sqlite-vec and Chroma store durably, as we do; faiss, usearch and hnswlib
-are in memory. Peers that are not installed are left out, and named. One query has one thread, whoever answers it.
+are in memory. Peers that are not installed are left out, and named (sqlite-vec also needs a SQLite that loads
+extensions: a Python that was built without gets it from pysqlite3). One query has one thread, whoever answers it.
 
 `PENSTOCK_BENCH_VECTORS` makes it smaller (default 100,000); `PENSTOCK_BENCH_VECTORS_MILLION=1` also measures the memory
 of 1,000,000 vectors, in a process of its own.
@@ -105,9 +106,14 @@ def module(name: str) -> Any:
 
 
 def installed(name: str) -> bool:
-    if name == "sqlite_vec" and not hasattr(sqlite3.Connection, "enable_load_extension"):
-        return False  # this Python's SQLite loads no extensions
-    return importlib.util.find_spec(name) is not None
+    return importlib.util.find_spec(name) is not None and (name != "sqlite_vec" or sqlite_module() is not None)
+
+
+def sqlite_module() -> Any:
+    """Return a module of SQLite that loads extensions: this Python's, or pysqlite3; None if neither does."""
+    if hasattr(sqlite3.Connection, "enable_load_extension"):
+        return sqlite3
+    return module("pysqlite3") if importlib.util.find_spec("pysqlite3") else None
 
 
 def faiss_ivf() -> Any:
@@ -204,8 +210,8 @@ def lance_search(path: str) -> Callable[[int], One]:
     return make
 
 
-def sqlite_connect(path: str) -> sqlite3.Connection:
-    database = sqlite3.connect(path, isolation_level=None)
+def sqlite_connect(path: str) -> Any:
+    database = sqlite_module().connect(path, isolation_level=None)
     database.enable_load_extension(True)
     module("sqlite_vec").load(database)
     database.enable_load_extension(False)

@@ -12,7 +12,7 @@ from vector_scenario import VectorScenario, ids_of, record, replayed
 
 from penstock.lsm.memtable import Edit
 from penstock.lsm.tree import Tree
-from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing import Faults, Violation, explore
 from penstock.testing.crashes import absent
 from penstock.vector.draft import VectorDraft
 from penstock.vector.keys import F32, RECORD, SEQUENCE, U64, VECTOR
@@ -34,15 +34,7 @@ def test_every_crash_of_a_vector_shard() -> None:
 class ShortVectors(VectorScenario):
     """Two flushes and a compaction, for what is tried many times over."""
 
-    def run(self, disk: SimulatedDisk, history: History) -> None:
-        place = VectorPlace(disk, grace_s=0)
-        for number in (1, 2):
-            self._write(place, history, record(number))
-            self._write(place, history, [place.step()])
-            place.flush()
-            history.note("stored", place.tree.stored)
-        place.compact()
-        place.close()
+    records, flush_every, compact_every, indexed_from = 2, 1, 2, 1
 
 
 def test_crashes_in_recovery() -> None:

@@ -130,10 +130,55 @@ def drop(store: Store, table: Name, yes: Annotated[bool, typer.Option("--yes", h
 
 
 @app.command()
-def check(store: Store) -> None:
-    """List acknowledged writes that cannot be read; the exit code is 1 if there are any."""
+def check(
+    store: Annotated[Path, typer.Argument(help="the folder of a store, or of backups")],
+    number: Annotated[int | None, typer.Option(help="of a backup; the newest by default")] = None,
+) -> None:
+    """Read every file of a store, or of a backup, and list what is damaged; the exit code is 1 if anything is."""
+    if (store / "BACKUPS").exists():
+        _report_damage(penstock.check_backup(store, number=number))
+        return
+    if number is not None:
+        raise Invalid(f"--number is of a backup, and {store} is not a folder of backups: omit it")
     with _connect(store) as opened:
-        _report(opened.check())
+        report = opened.check()
+    for orphan in report.orphans:
+        print(f"named by nothing: {orphan}", file=sys.stderr)
+    if not report.damage:
+        _report(report.troubles)
+        return
+    if report.troubles:
+        _print(_TROUBLE, map(_trouble, report.troubles))
+    _report_damage(report.damage)
+
+
+@app.command()
+def backup(
+    store: Store,
+    target: Annotated[Path, typer.Argument(help="a folder for backups of this store, created if absent")],
+    keep: Annotated[int | None, typer.Option(help="remove all but this many of the newest backups")] = None,
+) -> None:
+    """Copy a store as of one LSN, while it is in use; only what changed since the last backup is copied."""
+    with _connect(store) as opened:
+        report = opened.backup(target, keep=keep)
+    console.print(
+        f"backup {report.number} at LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes, "
+        f"{report.files_copied:,} of {report.bytes_copied:,} bytes copied"
+    )
+
+
+@app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="a folder of backups")],
+    store: Annotated[Path, typer.Argument(help="the folder of the new store, absent or empty")],
+    number: Annotated[int | None, typer.Option(help="of the backup; the newest by default")] = None,
+) -> None:
+    """Make a new store from a backup."""
+    report = penstock.restore(source, store, number=number)
+    console.print(
+        f"backup {report.number}, as of LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes in {store}",
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -162,7 +207,23 @@ def _report(troubles: list[Trouble]) -> None:
     if not troubles:
         console.print("all is well")
         return
-    _print(("table", "shard", "LSN", "what"), ((one.table, one.shard, one.lsn, one.reason) for one in troubles))
+    _print(_TROUBLE, map(_trouble, troubles))
+    raise typer.Exit(1)
+
+
+_TROUBLE = ("table", "shard", "LSN", "what")
+
+
+def _trouble(one: Trouble) -> tuple[Any, ...]:
+    return one.table, one.shard, one.lsn, one.reason
+
+
+def _report_damage(damage: list[penstock.FileDamage]) -> None:
+    if not damage:
+        console.print("all is well")
+        return
+    for one in damage:  # one line each, however long the path is
+        print(f"{one.path}: {one.reason}")
     raise typer.Exit(1)
 
 

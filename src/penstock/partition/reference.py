@@ -142,11 +142,16 @@ class Staging:
         root: str,
         clock: Clock,
         open_shards: Callable[[int], bool] = lambda table: True,
+        remove: Callable[[FileSystem, str], bool] = remove_file,
     ) -> None:
-        """`open_shards` opens the shards of a table, which names what they spilled; False if that fails."""
+        """`open_shards` opens the shards of a table, which names what they spilled; False if that fails.
+
+        `remove` unlinks a file, or leaves it to be unlinked after a backup.
+        """
         self._manifest = manifest
         self._open_shards = open_shards
         self.fs = fs
+        self._remove = remove
         self.root = root
         self._clock = clock
         self._lock = threads.lock("partition.staging")
@@ -317,7 +322,7 @@ class Staging:
         """Delete staged files, then their rows. A row left by a crash or a failed delete is purged later."""
         deleted: list[StagedFile] = []
         for file in files:
-            removed = [remove_file(self.fs, f"{self.root}/{name}") for name in files_of(file.file_name)]
+            removed = [self._remove(self.fs, f"{self.root}/{name}") for name in files_of(file.file_name)]
             if all(removed):
                 deleted.append(file)
         for folder in {file.file_name.rpartition("/")[0] for file in deleted}:

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any, Literal, Protocol
 
 from pysyncobj.poller import POLL_EVENT_TYPE
@@ -22,7 +23,7 @@ from penstock.host.clock import Clock
 from penstock.host.randomness import Random
 from penstock.journal.record import Lsn
 from penstock.log import Log
-from penstock.log.record import check_bodies
+from penstock.log.record import KIND_DATA, Index, Record, check_bodies
 from penstock.replica.raft import Link, Proposal, Raft, RaftTimes, not_leader
 from penstock.replica.raft_log import RaftLog
 from penstock.replica.state import StateFile
@@ -201,6 +202,15 @@ class Replicated:
         if self._others and self._failure is None:
             self._propose(())
         return self.committed
+
+    def copy_to(self, folder: str, first: int) -> Lsn:
+        last, lsn = self.committed, max(first, int(self.first))
+        records = (
+            Record(kind=KIND_DATA, flags=0, incarnation=self.term(at) or 0, index=Index(at), synced=Index(0), body=body)
+            for at, body in takewhile(lambda one: one[0] <= last, self.records(lsn) if lsn <= last else ())
+        )
+        incarnation = max(self._log.incarnation, self.term(last) or 0)
+        return Lsn(self._log.copy_to(folder, first, records, incarnation))
 
     def segment_starts(self) -> list[int]:
         return self._entries.segment_starts()

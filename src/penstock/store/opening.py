@@ -94,6 +94,7 @@ class OpenedParts(Tables):
         self._process = threads.process_id()
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
+        self._checking = threads.lock("store.check")
         self._started = False  # background threads run
         self._recovered = False  # every record of the journal was dispatched
         self.metrics = Metrics(self._check_usable)
@@ -106,7 +107,7 @@ class OpenedParts(Tables):
             self._parts.callback(self._release_lock)
             self._fs = owner_file_system(fs, self._lock)
             self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
-            self.identity = load_identity(self._fs, self.path, random)
+            self.identity, self.uuid = load_identity(self._fs, self.path, random)
             self._open_parts(engine)
             self._recover()
             if read_only:
@@ -170,6 +171,7 @@ class OpenedParts(Tables):
             settings=None,
             published=lambda: self._dispatcher.published,
             may_remove=self.readers.may_remove,
+            remove=self.readers.remove,
             options_of=self._options_of,
             memory_bytes_max=settings.memory_bytes_max,
         )
@@ -197,6 +199,7 @@ class OpenedParts(Tables):
             root=self.path,
             clock=self._clock,
             open_shards=self._dispatcher.open_shards,
+            remove=self.readers.remove,
         )
         self._consensus = Alone(self._open_journal())
         self._parts.callback(self._consensus.close)

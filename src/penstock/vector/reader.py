@@ -195,9 +195,14 @@ class VectorReader:
         attributes: a dict such as `{"lang": "en", "year": {">=": 1990}, "kind": ["a", "b"]}`, or a pyarrow expression.
         `probes` is how many lists of the index to look at (more: slower, better recall), `exact` compares with all.
         """
+        return self._search(plain_queries(vector, self._options), k, where, probes, exact, timeout_s)
+
+    def _search(  # noqa: PLR0917
+        self, queries: F32, k: int, where: Any, probes: int | None, exact: bool, timeout_s: float
+    ) -> list[Hit] | pa.Table:
+        """Search as `search` does, for an array of one vector or several."""
         k, number, exact = check_k(k), check_probes(probes), flag(exact, "exact")
         timeout_s = seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True)
-        queries = plain_queries(vector, self._options)
         if queries.ndim == 1:
             batches = self._searched(queries.reshape(1, -1), k, where, number, exact, timeout_s)
             return [
@@ -217,7 +222,7 @@ class VectorReader:
         def argument(some: F32) -> bytes:
             return encode_search(
                 SearchQuery(
-                    vectors=some.astype("<f4").tobytes(),
+                    vectors=np.ascontiguousarray(some, "<f4").tobytes(),
                     k=k,
                     probes=probes,
                     exact=exact,

@@ -64,15 +64,15 @@ class VectorService(TableService):
         cache = live.cache
         if not SQUARE_MIN < square < SQUARE_MAX:
             check_vectors(vector.reshape(1, -1), self._options)  # NaN, or zero with cosine
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             loaded = live.loaded
             try:
-                if loaded is None or not loaded.index.loaded:
+                if loaded is None or (attempt and not loaded.index.loaded):
                     loaded = self._loaded(machine)
                     if loaded is None:
                         break
                 if where is None:
-                    distances, numbers = loaded.index.search_one(vector, k, probes or None, square=square)
+                    distances, numbers = loaded.index.search_one(vector, k, probes or None, square)
                 else:
                     found = self._filtered(loaded, live, vector, request)
                     if found is None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import every_point
 from pyroaring import BitMap64
 
 from penstock.errors import Backpressure, Invalid
@@ -303,6 +305,38 @@ def test_a_search_that_does_not_end_does_not_hold_a_change(monkeypatch: pytest.M
         end.set()
         thread.join(20)
         assert np.array_equal(result[0], prepared(VECTORS[:500], "cosine"))
+
+
+def test_a_search_that_meets_a_change_waits_for_it() -> None:
+    for kernel in KERNELS:
+        index, found = made(kernel, "dot"), list[Any]()
+        searches: list[Callable[[], Any]] = [
+            lambda: found.append(index.search_one(QUERIES[0], 3)[1]),  # noqa: B023
+            lambda: found.append(index.search(QUERIES[:1], 3)[1][0].tolist()),  # noqa: B023
+        ]
+        with index._change():
+            threads = [threading.Thread(target=search) for search in searches]
+            for thread in threads:
+                thread.start()
+                thread.join(0.05)
+            assert not found
+        for thread in threads:
+            thread.join(20)
+        assert len(found) == 2
+        assert found[0] == found[1]
+        assert not index._searching
+
+
+def test_a_search_that_is_interrupted_anywhere_does_not_hold_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "CHANGE_WAIT_S", 60.0)  # a change that waits for it makes this test too long
+    index = made("lists", "cosine")
+    wanted, points = index.search_one(QUERIES[0], 3), 0
+    for _ in every_point(lambda: index.search_one(QUERIES[0], 3)):
+        points += 1
+        assert not index._searching
+        index.update(ids_from(1_000 + points, 1), -VECTORS[:1], np.zeros(1, np.int32), ids_from(999 + points, 1))
+        assert index.search_one(QUERIES[0], 3) == wanted
+    assert points > 10
 
 
 def test_an_error_in_a_change_empties_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
