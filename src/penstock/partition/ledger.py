@@ -181,6 +181,7 @@ class Ledger:
         self._aside = aside
         self._conditions = {} if conditions is None else conditions
         self._judged: _Judged | None = None  # the last record judged; used by the dispatcher's thread only
+        self.verdicts_from: Callable[[], int] | None = None  # verdicts from this LSN on are kept, whatever is asked
         self._dropped: dict[int, str] = {}  # names of the last tables dropped since the opening, for messages
         self._load()
 
@@ -389,7 +390,9 @@ class _LedgerChanges:
             elif isinstance(operation, Alter):
                 self._alter(operation)
             else:
-                self._ranges.append((b"v", b"v" + _U64.pack(operation.before)))
+                kept_from = self._ledger.verdicts_from
+                before = operation.before if kept_from is None else min(operation.before, kept_from())
+                self._ranges.append((b"v", b"v" + _U64.pack(before)))
                 self._expire_producers()
 
     def _expire_producers(self) -> None:
