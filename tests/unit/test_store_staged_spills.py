@@ -150,7 +150,7 @@ def test_a_restart_after_the_lease_loses_nothing(kind: LoadedKind, clock: FakeCl
     store = open_here(disk, clock)
     store._tasks.clean_up()  # before anything uses the table
     assert kind.read(store) == kind.expected
-    assert store.check() == []
+    assert store.troubles() == []
     store.close()
     store = open_here(crash(disk), clock)
     assert kind.read(store) == kind.expected
@@ -273,4 +273,4 @@ def test_a_commit_of_spark(kind: LoadedKind, tmp_path: Path, monkeypatch: pytest
     with open_store(path, clock=clock, settings=replace(SETTINGS, trust_clock=True)) as store:
         store._tasks.clean_up()
         assert kind.read(store) == kind.expected
-        assert store.check() == []
+        assert store.troubles() == []

@@ -286,7 +286,7 @@ class Connection:
                 raise self._no_answer(gone) from None
             return
         with self._lock:
-            if self._owner is not None and owner.identity != self._owner.identity:
+            if self._owner is not None and owner.uuid != self._owner.uuid:
                 raise Closed(f"there is another store in {self._locator.name} than before: connect again")
             if self._line is None and not self._closed:
                 self._owner, self._line = owner, line

@@ -125,6 +125,26 @@ class FileReadable(Protocol):
         """Return (path, reason) for each damaged file of a piece; None if unreadable from here."""
 
 
+class OwnFile(NamedTuple):
+    """A file of a shard that the manifest does not list, as far as it never changes any more."""
+
+    path: str  # relative to the store
+    size: int  # bytes that belong to it
+    content: bytes | None  # None: they are in the file
+    is_whole: bool  # whether the file gets no further bytes
+
+
+@runtime_checkable
+class FileKeeping(Protocol):
+    """Shards keep files that the manifest does not list."""
+
+    def own_files(self, machine: Any) -> list[OwnFile]:
+        """Return the files of a shard that the manifest does not list, at one moment."""
+
+    def damaged_files(self, machine: Any) -> list[tuple[str, str]]:
+        """Read all of these files; return (path, reason) for each damage."""
+
+
 class ExpectedRow(NamedTuple):
     """A row that a conditional write depends on."""
 

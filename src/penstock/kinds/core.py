@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from penstock.errors import Invalid, KindMismatch, PenstockError
 from penstock.host.clock import Clock
+from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
 from penstock.kinds.port import Piece, Port, Reading
@@ -37,7 +38,8 @@ class MachineContext:
     maintenance: Maintenance
     settings: Any  # the kind's settings, of the type of `Kind.settings`
     published: Callable[[], int]  # the last LSN whose sections are all applied
-    may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left
+    may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left, and no backup
+    remove: Callable[[FileSystem, str], bool] = remove_file  # a file that nothing names: now, or after a backup
     options_of: Callable[[int], bytes] = lambda table_id: b""  # the options of a table, as they are now
     memory_bytes_max: int = 1 << 30  # what a kind may keep in memory of all its tables, beside rows in no file
 

@@ -40,9 +40,10 @@ from penstock.host.files import File, FileSystem
 from penstock.host.forking import close_on_exec
 from penstock.host.open_files import OPEN_FILES
 from penstock.host.paths import absolute, parent
-from penstock.manifest.engine import TABLES
+from penstock.manifest.engine import TABLES, ReadView
 from penstock.manifest.examine import ClosingStamp, check_file, read_stamp
 from penstock.manifest.fork import ForkGuard
+from penstock.manifest.memory import MemoryView, read_tables
 from penstock.manifest.page_sums import FREE_PAGES, UncheckedPages
 from penstock.manifest.settings import ManifestSettings
 
@@ -328,6 +329,9 @@ class LmdbEngine:
             self._check_rest()
             self._env.copy(target, compact=True)
 
+    def read_copy(self, path: str) -> ReadView:
+        return MemoryView(read_tables(self._fs, path))
+
     def close(self) -> None:
         if self._guard.is_child():
             return  # the file and its lock are the parent's
@@ -358,6 +362,8 @@ class LmdbEngine:
             finally:
                 file.close()
             _write_note(self._fs, self._path, stamp.encode())
+        except Closed:  # the folder is gone: whoever closes the store is told so
+            raise
         except (OSError, PenstockError) as error:
             logger.warning(
                 "%s: no stamp was written at its close (%s): the next opening examines it", self._path, error

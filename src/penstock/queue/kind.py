@@ -13,12 +13,14 @@ from penstock.arguments import flag, in_short
 from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
 from penstock.kinds import (
     BuildContext,
+    FileKeeping,
     FileReadable,
     Filters,
     Host,
     Kind,
     Loadable,
     MachineContext,
+    OwnFile,
     Piece,
     Port,
     PreparedRows,
@@ -58,7 +60,7 @@ from penstock.queue.validation import (
 )
 
 
-class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
+class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced):
     """The kind `queue`."""
 
     name = "queue"
@@ -172,6 +174,12 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
 
     def check_staged(self, machine: QueueMachine, files: Sequence[StagedFile]) -> None:
         machine.check_staged(files)
+
+    def own_files(self, machine: QueueMachine) -> list[OwnFile]:
+        return machine.own_files()
+
+    def damaged_files(self, machine: QueueMachine) -> list[tuple[str, str]]:
+        return machine.damaged_files()
 
     def read_piece(
         self, piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None

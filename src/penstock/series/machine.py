@@ -123,7 +123,9 @@ class SeriesMachine(TreeMachine):
         """Store what was read from staged files, and discard these."""
         self._maintenance.flush(self.tree)
         context = self._context
-        staging = Staging(context.manifest, fs=context.fs, root=context.root, clock=context.clock)
+        staging = Staging(
+            context.manifest, fs=context.fs, root=context.root, clock=context.clock, remove=context.remove
+        )
         staging.discard(self._descriptor.table_id, files)
 
     def check_staged(self, files: Sequence[StagedFile]) -> None:

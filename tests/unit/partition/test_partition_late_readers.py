@@ -248,7 +248,7 @@ def rows_after_a_failed_state(store: Any, gates: Gates) -> int:
 def test_a_state_that_cannot_be_taken_costs_no_message(tmp_path: Path, gates: Gates) -> None:
     with penstock.open(tmp_path / "store", settings=settings(attempts_max=1)) as store:
         assert rows_after_a_failed_state(store, gates) == 3
-        assert store.check() == []
+        assert store.troubles() == []
 
 
 def test_one_that_does_is_seen(tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_one_that_does_is_seen(tmp_path: Path, gates: Gates, monkeypatch: pytest
     monkeypatch.setattr(Marker, "resolve", failing)
     with penstock.open(tmp_path / "store", settings=settings(attempts_max=1)) as store:
         assert rows_after_a_failed_state(store, gates) == 2
-        assert [trouble.table for trouble in store.check()] == ["q"]
+        assert [trouble.table for trouble in store.troubles()] == ["q"]
 
 
 class _OneLock(dict[int, Any]):
