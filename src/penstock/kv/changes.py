@@ -42,12 +42,12 @@ def record_changes(feed: Feed, tree: Tree, entry: Entry, sections: Sequence[sect
     lsn, time_us = entry.lsn, entry.time_us
     payload = entry.sections[0].payload if len(entry.sections) == 1 else None
     before = _before(tree)
-    deadlines = feed.due(lsn, tree.time_us, time_us)
+    deadlines = feed.deadlines.due(lsn, tree.time_us, time_us)
     plain = all(isinstance(part, section.Rows) and part.plain for part in sections)
     if deadlines or not plain or feed.options.preimages:
         edit = section.to_edit(sections, lsn, time_us)
         changes = _changes(before, edit, _expired(before, deadlines), feed.options.preimages)
-        feed.record(lsn, time_us, _in_parts(changes), time_us if deadlines else None)
+        feed.record(lsn, time_us, _in_parts(changes), len(deadlines))
         return
     if len(sections) == 1 and (pair := section.only_put(sections[0])) is not None:
         bit = b"\0" if before.get(pair[0]) is None else b"\1"
@@ -65,7 +65,7 @@ def record_load(feed: Feed, maintenance: Maintenance, tree: Tree, entry: Entry, 
     """Record what files change that a tree is about to adopt."""
     lsn, time_us = entry.lsn, entry.time_us
     before = _before(tree)
-    expired = _expired(before, feed.due(lsn, tree.time_us, time_us))
+    expired = _expired(before, feed.deadlines.due(lsn, tree.time_us, time_us))
     loaded = maintenance.staged_view(tree, chunk_ids, lsn, time_us)
     removed = expired if loaded is None else chain(_removed_by(loaded, before), expired)
     gone = [key for key in dict.fromkeys(removed) if loaded is None or loaded.get(key) is None]

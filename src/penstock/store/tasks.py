@@ -100,7 +100,8 @@ class StoreTasks:
     def maintain_services(self) -> Outcome:
         """Maintain what clients have open, and change feeds."""
         self._port.maintain()
-        maintain_feeds(self._port.tables(), self._port.machine, self._port.submit, self._port.time_us)
+        port = self._port
+        maintain_feeds(port.tables(), port.machine_unless_late, port.submit, port.time_us)
         return None
 
     def clean_up(self) -> Outcome:

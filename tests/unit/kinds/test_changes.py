@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from penstock.errors import CorruptionError, Invalid, KindMismatch, NotFound
 from penstock.kinds.change_reading import encode_request
 from penstock.kinds.changes import change_options
 from penstock.kv.changes import read_changes
+from penstock.kv.machine import KvMachine
 from penstock.kv.values import Options
 from penstock.registry import KV
 from penstock.testing import FakeClock, SimulatedDisk
@@ -153,18 +154,45 @@ def test_retention_trims_whole_commits_and_says_so() -> None:
         assert [one[1] for one in changes_of(store, "old")] == ["update_postimage"]
 
 
-def test_the_owner_takes_in_what_expired_without_writes(path: Path) -> None:
+def test_the_owner_takes_in_what_expired_without_writes() -> None:
+    disk, clock = SimulatedDisk(), FakeClock()
+    for _ in range(2):
+        with open_simulated(disk, clock) as store:
+            table = store.kv("t", changes=True)
+            if not table.changes().to_arrow().num_rows:
+                table.put(b"k", b"v", ttl_s=1, durable=True)
+                clock.advance(2)
+            store._tasks.maintain_services()
+            store.flush()
+            assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
+
+
+def test_a_shard_that_hangs_does_not_delay_the_feeds_of_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    going_on, apply = threading.Event(), KvMachine.apply
+
+    def hang(machine: KvMachine, entry: Any) -> None:
+        if machine._descriptor.name == "hanging":
+            assert going_on.wait(60)
+        apply(machine, entry)
+
+    options = penstock.ChangeOptions(bytes_max=1)
     with penstock.open(str(path)) as store:
-        table = store.kv("t", changes=True)
-        table.put(b"k", b"v", ttl_s=0.05, durable=True)
-        time.sleep(0.06)
-        store._tasks.maintain_services()
-        store.flush()
-        assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
-    with penstock.open(str(path)) as store:
-        store._tasks.maintain_services()
-        store.flush()
-        assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
+        hanging, other = store.kv("hanging", changes=options), store.kv("other", changes=options)
+        for table in (hanging, other):
+            table.put(b"a", b"1", durable=True)
+            table.put(b"b", b"2", durable=True)
+        monkeypatch.setattr(KvMachine, "apply", hang)
+        try:
+            store.flush(hanging.put(b"c", b"3"))
+            store._tasks.maintain_services()  # with a wait, it would say that the feed of `hanging` is trimmed later
+            store.flush()
+            assert [record.message for record in caplog.records if "trimmed later" in record.message] == []
+            assert [key for _, _, key, _ in changes_of(store, "other")] == [b"b"]
+        finally:
+            going_on.set()
+        assert [key for _, _, key, _ in changes_of(store, "hanging")] == [b"a", b"b", b"c"]
 
 
 def test_of_a_dropped_table_nothing_is_left(path: Path) -> None:
