@@ -199,7 +199,7 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
             if bases:  # of each segment: a crash may leave any of them as the first
                 self._state.save(msgspec.structs.replace(self._state.state, bases=(self.base, *bases)))
             self._log.truncate_front(before)  # also if nothing is dropped: it raises if the log is closed or failed
-            first = self._log.first
+            first = int(self._log.first)
             if first > self.base.index + 1:
                 self.base = next(base for base in bases if base.index == first - 1)
                 del self._own[: bisect_left(self._own, first)]

@@ -92,7 +92,7 @@ def test_a_crash_at_any_operation_of_the_cuts() -> None:
     firsts = set()
     for image in disk.images:
         for mode in ("strict", "torn", "kept", "restart"):
-            restored = _open(image.restore(mode))  # type: ignore[arg-type]
+            restored = _open(image.restore(mode))
             _check(restored)
             firsts.add(restored.base.index)
     assert len(firsts) > 8  # it ended between the segments of a cut, too
