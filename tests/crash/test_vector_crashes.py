@@ -11,6 +11,7 @@ from vector_place import VectorPlace
 from vector_scenario import VectorScenario, ids_of, record, replayed
 
 from penstock.lsm.memtable import Edit
+from penstock.lsm.rows import Row
 from penstock.lsm.tree import Tree
 from penstock.testing import Faults, Violation, explore
 from penstock.testing.crashes import absent
@@ -72,18 +73,18 @@ def test_two_replays_give_the_same_rows() -> None:
 
 def sequence_in_the_next_edit(patch: pytest.MonkeyPatch) -> None:
     """The next internal id is stored one record late: a crash would give the same ids again."""
-    right, waiting = VectorDraft.edit, list[bytes]()
+    right, waiting = VectorDraft.edit, list[Row]()
 
     def edit(self: VectorDraft, time_us: int) -> Edit:
         made = right(self, time_us)
-        sequence = dict(made.puts).get(SEQUENCE)
+        sequence = made.rows.get(SEQUENCE)
         if sequence is not None:
-            puts = dict(made.puts)
-            del puts[SEQUENCE]
+            rows = dict(made.rows)
+            del rows[SEQUENCE]
             if waiting:
-                puts[SEQUENCE] = waiting.pop()
+                rows[SEQUENCE] = waiting.pop()
             waiting.append(sequence)
-            made = Edit(lsn=made.lsn, time_us=made.time_us, rows=made.rows, puts=puts, ranges=made.ranges)
+            made = Edit(lsn=made.lsn, time_us=made.time_us, rows=rows, puts=made.puts, ranges=made.ranges)
         return made
 
     patch.setattr(VectorDraft, "edit", edit)

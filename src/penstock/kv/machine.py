@@ -58,8 +58,10 @@ class KvMachine(TreeMachine):
         sections = entry.decoded or [readable(section.decode, part.payload) for part in entry.sections]
         if self.feed is not None and self.feed.lacks(entry.lsn):
             record_changes(self.feed, self.tree, entry, sections)
-        if len(sections) == 1 and (pair := section.only_put(sections[0])) is not None:
-            self.tree.put(*pair, entry.lsn, entry.time_us)
+        only = sections[0] if len(sections) == 1 else None
+        if type(only) is section.Rows and len(only) == 1 and only.plain:  # most often
+            for key, value in only.items():
+                self.tree.put(key, value, entry.lsn, entry.time_us)  # type: ignore[arg-type]  # plain: bytes
             return
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
 

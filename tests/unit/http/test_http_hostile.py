@@ -9,8 +9,10 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -228,6 +230,27 @@ def test_logs_and_attributes_of_a_request_are_bounded(monkeypatch: pytest.Monkey
         decode_metrics(ExportMetricsServiceRequest(resource_metrics=sent).SerializeToString(), 0)
 
 
+def test_all_queries_together_hold_a_bounded_number_of_samples(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "SAMPLES_MAX", 5)
+    store.series("metrics").write_columns("held", np.arange(4.0), times=np.arange(4) * 10**6, durable=True)
+    asked = {"query": "sum_over_time(held[1m])", "time": 4}
+    inner, found = ANSWERS["query"], []
+
+    def nested(table: Any, request: Any) -> Any:
+        answer = inner(table, request)  # still holds its samples
+        found.append(door.send(f"/api/v1/format_query?{urlencode(asked)}"))
+        return answer
+
+    monkeypatch.setattr(application, "ANSWERS", {**ANSWERS, "query": nested, "format_query": inner})
+    with serve_http(store, HttpSettings(table="metrics")) as port:
+        door = Client(port)
+        for _ in range(2):
+            assert door.get("/api/v1/query", **asked)["result"][0]["value"][1] == "6"
+        assert [status for status, _, _ in found] == [429, 429]
+        assert "retry later" in found[0][1]["error"]
+        assert door.get("/api/v1/format_query", **asked)["result"][0]["value"][1] == "6"  # alone
+
+
 def test_many_selectors_end_when_the_client_is_gone(store: Any) -> None:
     table = store.series("metrics")
     for answer in (ANSWERS["series"], ANSWERS["labels"], lambda *given: label_values(given[0], "a", given[1])):
@@ -265,6 +288,19 @@ def test_a_connection_without_a_request_is_ended(store: Any, monkeypatch: pytest
         assert answer_to(port, b"GET /-/healthy HTTP/1.1\r\nHost: loc") == b""
         asked = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert answer_to(port, asked, asked[:10]).count(b" 200 OK") == 1
+
+
+def test_connections_without_requests_do_not_keep_others_out(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 4)
+    with serve_http(store, HttpSettings(table="metrics")) as port, ExitStack() as opened:
+        silent = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(12)]
+        for wire in silent[::2]:
+            with suppress(OSError):
+                wire.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: loc")
+        assert Client(port).get("/api/v1/labels") is not None
+        for wire in silent[:8]:  # the oldest were ended
+            with suppress(ConnectionError):
+                assert wire.recv(1) == b""
 
 
 def test_a_client_that_does_not_read_its_answer_is_ended(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +368,7 @@ def test_a_query_ends_when_its_client_is_gone(store: Any, monkeypatch: pytest.Mo
         ("/api/v1/labels", None, {"Host": "localhost.evil.example"}, 403),
         ("/api/v1/query_range?query=1&start=0&end=10&step=9999999999999999999y", None, {}, 400),
         ("/api/v1/query_range?query=1&start=0&end=10&step=0s", None, {}, 400),
+        ("/api/v1/query_range?query=1&start=0&end=11000&step=1", None, {}, 400),
         ("/api/v1/query_range?query=1&start=0&end=10&step=nan", None, {}, 400),
         ("/api/v1/query_range?query=1&start=nan&end=10&step=1", None, {}, 400),
         ("/api/v1/query?query=x%5B1e30%5D", None, {}, 400),
