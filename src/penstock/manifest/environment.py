@@ -362,6 +362,8 @@ class LmdbEngine:
             finally:
                 file.close()
             _write_note(self._fs, self._path, stamp.encode())
+        except Closed:  # the folder is gone: whoever closes the store is told so
+            raise
         except (OSError, PenstockError) as error:
             logger.warning(
                 "%s: no stamp was written at its close (%s): the next opening examines it", self._path, error
