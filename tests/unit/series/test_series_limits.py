@@ -16,7 +16,7 @@ from series_place import SeriesPlace
 
 import penstock
 from penstock.errors import ConditionFailed, Invalid
-from penstock.series import admitted
+from penstock.series import admission, admitted
 from penstock.series.admission import admit_sections
 from penstock.series.admitted import AdmittedSeries
 from penstock.series.keys import dictionary_keys
@@ -228,12 +228,46 @@ def test_a_limit_is_exact_while_writes_are_applied(
                 assert slow.wait(30)
                 metrics.write_arrow(flood(range(3, 6)), durable=True)
                 store.series("metrics").write_arrow(flood(range(6, 9)))
-                with pytest.raises(Invalid, match="has 9 series and this write adds 1"):
-                    metrics.write_arrow(flood(range(9, 10)), durable=True)
             finally:
                 go_on.set()
+            with pytest.raises(Invalid, match="has 9 series and this write adds 1"):
+                metrics.write_arrow(flood(range(9, 10)), durable=True)
             writer.flush()
             assert metrics.cardinality().metrics == {"cpu": 9}
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_durable_delete_makes_room_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool) -> None:
+    """A write that a limit forbids waits until what came before it is applied, and is judged again."""
+    apply, late, refused = SeriesMachine.apply, threading.Event(), threading.Event()
+    check = admission._check_new
+
+    def apply_late(machine: SeriesMachine, entry: Any) -> None:
+        if late.is_set():
+            refused.wait(30)
+        apply(machine, entry)
+
+    def check_and_tell(*arguments: Any) -> None:
+        try:
+            check(*arguments)
+        except Invalid:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(SeriesMachine, "apply", apply_late)
+    monkeypatch.setattr(admission, "_check_new", check_and_tell)
+    with penstock.open(tmp_path / "store") as store:
+        small(store, series_max=2).write_arrow(flood(range(2)), durable=True)
+        assert store.series("metrics").cardinality().series == 2
+        with penstock.connect(store.path) if connected else nullcontext(store) as writer:
+            metrics = writer.series("metrics")
+            late.set()
+            metrics.delete('cpu{n="0"}', durable=True)
+            metrics.write("cpu", 1.0, {"n": "2"}, time=T0, durable=True)
+            assert refused.is_set()
+            assert metrics.label_values("n") == ["1", "2"]
+            with pytest.raises(Invalid, match="holds 2 series and this write adds 1"):
+                metrics.write("cpu", 1.0, {"n": "3"}, time=T0, durable=True)
 
 
 @pytest.mark.parametrize("connected", [False, True])
