@@ -14,6 +14,7 @@ import penstock.vector.changes as changes_module
 from penstock.kinds.changes import NAMES
 from penstock.lsm.view import View
 from penstock.vector.options import VectorOptions
+from penstock.vector.section import Part
 
 Rows = dict[str, Any]
 
@@ -49,7 +50,7 @@ def drive(seed: int) -> None:
             if step == "w":
                 names = chance.sample("abcdefgh", chance.randint(1, 5))
                 record = {name: (tuple(chance.choices([1.0, -2.0, 0.5], k=DIMENSIONS)), {"n": seed}) for name in names}
-                parts = [upserts(record), deletes(*chance.sample("abcdefgh", chance.randint(0, 2)))]
+                parts: list[Part] = [upserts(record), deletes(*chance.sample("abcdefgh", chance.randint(0, 2)))]
                 place.write(*parts)
                 for part in parts:
                     model.add(part)
