@@ -250,6 +250,7 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     http: Annotated[str | None, typer.Option(help="HOST:PORT: `penstock http` beside it, in another process")] = None,
     table: Annotated[str | None, typer.Option(help="with --http: the series table of /api/v1")] = None,
     logs: Annotated[str | None, typer.Option(help="with --http: the queue for OTLP's logs")] = None,
+    create: Annotated[bool, typer.Option(help="with --http: create these tables if they are absent")] = False,
     metrics_port: Annotated[int | None, typer.Option(help="of http://127.0.0.1:PORT/metrics for Prometheus")] = None,
 ) -> None:
     """Own a store and serve it over TCP with TLS, until SIGTERM or SIGINT."""
@@ -261,9 +262,10 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     given = {"--certificate": certificate, "--key": key, "--tokens": tokens, "--table": table, "--logs": logs}
     if http is not None:
         given["--host"], given["--port"] = map(str, parse_address(http))
-    elif table is not None or logs is not None:
-        raise Invalid("--table and --logs go with --http: give it, too")
+    elif table is not None or logs is not None or create:
+        raise Invalid("--table, --logs and --create go with --http: give it, too")
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    options += ["--create"] if create else []
     settings = penstock.StoreSettings(metrics_port=metrics_port)
     with stop_on_signals() as stopping, penstock.open(store, settings=settings) as opened, ExitStack() as ends:
         bound = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
@@ -293,6 +295,7 @@ def http(  # noqa: PLR0917 - typer reads the signature
     tokens: Annotated[Path | None, typer.Option(help="file that lists tokens and their rights")] = None,
     certificate: Annotated[Path | None, typer.Option(help="PEM file")] = None,
     key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key")] = None,
+    create: Annotated[bool, typer.Option(help="create the store and these tables if they are absent")] = False,
     beside: Annotated[bool, typer.Option(hidden=True, help="end with the owner that started it")] = False,
 ) -> None:
     """Answer Prometheus' HTTP API, and take remote write, OTLP and line protocol, until SIGTERM or SIGINT."""
@@ -302,23 +305,29 @@ def http(  # noqa: PLR0917 - typer reads the signature
 
     try:
         from penstock.http.application import HttpSettings
-        from penstock.http.serving import serve_http
+        from penstock.http.serving import find_tables, serve_http
     except ImportError as missing:
         raise Invalid("penstock http needs starlette and uvicorn: pip install 'penstock[http]'") from missing
     try:
         rights_of = None if tokens is None else Tokens.parse(tokens.read_text()).rights_of
     except OSError as error:
         raise Invalid(f"the file of tokens cannot be read: {error}") from None
-    settings = HttpSettings(table=table, logs=logs, write=write, rights_of=rights_of)
-    with (
-        stop_on_signals() as stopping,
-        penstock.connect(store) as opened,
-        serve_http(opened, settings, host, port, certificate=certificate, key=key) as bound,
-    ):
+    with stop_on_signals() as stopping, ExitStack() as ends:
+        opened = ends.enter_context(_connect_for_http(store, create))
+        table = find_tables(opened, table, logs, create=create)
+        settings = HttpSettings(table=table, logs=logs, write=write, rights_of=rights_of)
+        bound = ends.enter_context(serve_http(opened, settings, host, port, certificate=certificate, key=key))
         print(f"http{'' if certificate is None else 's'}://{host}:{bound}", flush=True)
         while not stopping.wait(0.25):
             if beside and parent_has_ended():
                 break
+
+
+def _connect_for_http(store: Path, create: bool) -> Any:
+    try:
+        return penstock.connect(store, create=create)
+    except NotFound:
+        raise NotFound(f"there is no store in {store}: give another path, or --create") from None
 
 
 @app.command()

@@ -362,6 +362,8 @@ class LmdbEngine:
             finally:
                 file.close()
             _write_note(self._fs, self._path, stamp.encode())
+        except Closed:  # the folder is gone: whoever closes the store is told so
+            raise
         except (OSError, PenstockError) as error:
             logger.warning(
                 "%s: no stamp was written at its close (%s): the next opening examines it", self._path, error
@@ -376,8 +378,8 @@ class LmdbEngine:
     def _check_open(self) -> None:
         if self._env is None:
             raise Closed(f"{self._path} is closed: open it again")
-        if self._unchecked is not None and self._unchecked.damage is not None:
-            raise self._unchecked.damage
+        if self._unchecked is not None:
+            self._unchecked.raise_damage()
 
     # -- opening
 

@@ -154,6 +154,7 @@ class Staging:
         self._remove = remove
         self.root = root
         self._clock = clock
+        self.refused: PenstockError | None = None  # set where records must not name files
         self._lock = threads.lock("partition.staging")
         # Guarded by _lock: by id, how many records and running commits name a file. Two commits may name one file, and
         # the one that is refused must not end the protection of the other.
@@ -166,6 +167,8 @@ class Staging:
 
     def reserve(self, table: int, folder: str, suffix: str, count: int, lease_s: float) -> list[StagedFile]:
         """Reserve names for files to be built, for `lease_s` seconds and for as long as a commit names them."""
+        if self.refused is not None:
+            raise self.refused
         count, lease_s = check_staging(count, lease_s)
         make_dirs(self.fs, f"{self.root}/{folder}")
         purge_after_ms = self._clock.time_us() // 1_000 + int(lease_s * 1_000)

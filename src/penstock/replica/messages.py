@@ -36,6 +36,7 @@ class Append(_MemberMessage, frozen=True):
     previous_index: int
     previous_term: int
     committed: int
+    needed: int = 0  # entries below this index are on every member
     entries: tuple[tuple[int, bytes | None], ...] = ()  # term, and the record; None: an entry of the members themselves
 
 
@@ -76,7 +77,7 @@ def unpack(data: bytes) -> Message:
     elif isinstance(message, Appended):
         numbers.append(message.next_index)
     elif isinstance(message, Append):
-        numbers += [message.previous_index, message.previous_term, message.committed]
+        numbers += [message.previous_index, message.previous_term, message.committed, message.needed]
         terms = [message.previous_term, *(term for term, _ in message.entries), message.term]
         if terms != sorted(terms):
             raise Invalid(f"a member sent entries whose terms do not ascend: {terms[:8]}")

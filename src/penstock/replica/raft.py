@@ -72,8 +72,11 @@ class Link(Protocol):
 class Proposal:
     """Records on their way to a quorum."""
 
-    def __init__(self, bodies: Sequence[bytes], answered: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, bodies: Sequence[bytes], answered: Callable[[], None] = lambda: None, *, only_in: int | None = None
+    ) -> None:
         self.bodies = bodies
+        self.only_in = only_in  # the term to which it belongs, if it was prepared for one
         self.index = self.term = 0
         self.lsn: Lsn | None = None
         self.error: Exception | None = None
@@ -115,6 +118,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         self._heard_s = -1e9  # when a leader was heard last
         self._told_committed = log.committed
         self._may_cut = False
+        self.needed_from = 0  # a follower may need entries from here on; as its leader said last
         self._nodes = {name: Node(name) for name in others}
         super().__init__(
             Node(member),
@@ -201,6 +205,12 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     def term(self) -> int:
         return int(self._SyncObj__raftCurrentTerm)
 
+    def may_cut_before(self) -> int:
+        """Return the index below which every member has all entries, as far as this one knows."""
+        if self._isLeader():
+            return min([self.log.committed, *self.matched().values()]) + 1
+        return self.needed_from
+
     def matched(self) -> dict[str, int]:
         """Return the last index that each other member is known to have. Requires: this member leads."""
         return {node.id: index for node, index in self._SyncObj__raftMatchIndex.items()}
@@ -237,6 +247,9 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
 
     def _append(self, proposal: Proposal) -> None:
         term = self.term
+        if proposal.only_in not in {None, term}:  # others may have written since
+            proposal.answer(error=not_leader(None))
+            return
         try:
             if proposal.bodies:
                 proposal.index = self.log.append(proposal.bodies, term)
@@ -282,6 +295,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
             previous, previous_term = self.log.base.index, self.log.base.term
             entries = entries[skipped:]
         self._heard_s = self._now()
+        self.needed_from = max(self.needed_from, message.needed)
         matches = self.log.has(previous, previous_term)
         while matches and entries and self.log.has(entries[0].index, entries[0].term):
             previous, previous_term = entries[0].index, entries[0].term
@@ -334,8 +348,10 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
                     previous_term = self.log.term_at(following - 1)
                 except NotFound:
                     break  # the journal's front was cut meanwhile
+                needed = min([self.log.committed, *self.matched().values()]) + 1
                 self._link.send(
-                    name, Append(self.term, following - 1, previous_term, self.log.committed, sent_entries(found))
+                    name,
+                    Append(self.term, following - 1, previous_term, self.log.committed, needed, sent_entries(found)),
                 )
                 following, first = following + len(found), False
             self._SyncObj__raftNextIndex[node] = following

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from pysyncobj.poller import POLL_EVENT_TYPE
 
-from penstock.errors import Closed, Invalid, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
+from penstock.errors import Closed, Invalid, NotLeader, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.randomness import Random
@@ -168,9 +168,9 @@ class Replicated:
         check_bodies(bodies)
         return self._propose(bodies)
 
-    def _propose(self, bodies: Sequence[bytes]) -> Lsn:
+    def _propose(self, bodies: Sequence[bytes], only_in: int | None = None) -> Lsn:
         answered = threading.Event()
-        proposal = Proposal(bodies, answered.set)
+        proposal = Proposal(bodies, answered.set, only_in=only_in)
         raft = self._check()
         self.await_leader(COMMIT_S)
         if not raft.is_leader:
@@ -220,8 +220,8 @@ class Replicated:
         self._entries.roll()
 
     def truncate(self, before: int) -> Lsn:
-        self._check()
-        return self._entries.cut_front(before)
+        """Drop records that neither this member nor another one needs, by whole segments."""
+        return self._entries.cut_front(before, self._check().may_cut_before())
 
     def await_leader(self, timeout_s: float) -> str:
         """Wait until a leader is known, and knows what is committed if it is this member; return its name."""
@@ -236,6 +236,36 @@ class Replicated:
                 if rest_s <= 0:
                     raise WaitExpired(f"no leader was elected within {timeout_s:g} s: start a quorum of members")
                 self._changed.wait(min(rest_s, TICK_S))
+
+    @property
+    def current_term(self) -> int:
+        """The term of the election that this member knows of."""
+        return 0 if self._raft is None else self._raft.term
+
+    def tenure(self) -> Tenure:
+        """Return the journal for a store that is opened now, in this term."""
+        return Tenure(self, self._check().term)
+
+    def await_change(self, known: tuple[object, ...], timeout_s: float) -> tuple[object, ...]:
+        """Return the role of this member, as soon as it differs from `known`, or after `timeout_s`."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        with self._changed:
+            while (role := self.role()) == known and not self._closing:
+                rest_s = deadline_s - self._clock.monotonic_s()
+                if rest_s <= 0:
+                    break
+                self._changed.wait(min(rest_s, TICK_S))
+        return role
+
+    def role(self) -> tuple[object, ...]:
+        """Return whether this member leads, who does, and in which term; empty if nobody does."""
+        raft = self._raft
+        if raft is None or self._failure is not None:
+            return ()
+        leads = raft.is_leader
+        if not leads and raft.leader in {None, self._member}:
+            return ()  # nobody leads yet, or it does not know yet what is committed
+        return (leads, raft.leader, raft.term if leads else 0)
 
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
         """Wait until a record is committed here; return the last that is."""
@@ -285,3 +315,54 @@ class Replicated:
         self._log.close()
         self._wakes.close()
         self._waker.close()
+
+
+class Tenure:
+    """The journal of a member for as long as one store is open on it: one term, for a leader.
+
+    A write of an earlier term must not reach the log of a later one, in which another leader may have written: the
+    store is opened again for each.
+    """
+
+    durability: Literal["disk", "quorum"] = "quorum"
+
+    def __init__(self, replicated: Replicated, term: int) -> None:
+        self._replicated, self._term = replicated, term
+        self.records, self.term = replicated.records, replicated.term
+        self.segment_starts, self.roll, self.truncate = replicated.segment_starts, replicated.roll, replicated.truncate
+        self.await_committed, self.copy_to = replicated.await_committed, replicated.copy_to
+
+    @property
+    def incarnation(self) -> int:
+        return self._term
+
+    @property
+    def is_leader(self) -> bool:
+        return self._replicated.is_leader and self._replicated.current_term == self._term
+
+    @property
+    def first(self) -> Lsn:
+        return self._replicated.first
+
+    @property
+    def committed(self) -> Lsn:
+        return self._replicated.committed
+
+    def propose(self, bodies: Sequence[bytes]) -> Lsn:
+        if not bodies:
+            raise Invalid("a proposal needs at least one record")
+        check_bodies(bodies)
+        try:
+            return self._replicated._propose(bodies, self._term)
+        except (NotLeader, OutcomeUnknown, WaitExpired) as error:
+            raise Closed(f"this member does not lead any more ({error}): connect to the leader") from error
+
+    def barrier(self) -> Lsn:
+        return self._replicated.barrier()
+
+    def recover(self) -> None:
+        if not self.is_leader:
+            raise Closed("this member does not lead any more: connect to the leader")
+
+    def close(self) -> None:
+        """Nothing: the member goes on."""

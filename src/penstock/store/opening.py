@@ -15,7 +15,8 @@ from contextlib import ExitStack, suppress
 
 from penstock.coordinator import WriteCoordinator
 from penstock.coordinator.metrics import export as export_coordinator
-from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned, ReadOnly
+from penstock.coordinator.settings import State
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotLeader, PenstockError, Poisoned, ReadOnly
 from penstock.host import memory, threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
@@ -25,7 +26,7 @@ from penstock.host.metrics import Metrics
 from penstock.host.owner_files import owner_file_system
 from penstock.host.randomness import Random
 from penstock.host.steady_clock import SteadyClock, read_note
-from penstock.journal.consensus import Alone
+from penstock.journal.consensus import Alone, Consensus
 from penstock.journal.record import JournalRecord, decode
 from penstock.journal.tracker import SegmentedAckTracker
 from penstock.kinds import MachineContext
@@ -55,6 +56,7 @@ from penstock.scheduler.task import PeriodicTask
 from penstock.store.deriving import DerivedTables
 from penstock.store.dropped import DroppedShards
 from penstock.store.flusher import StoreFlusher
+from penstock.store.following import RAFT_FILE, Follower, MemberJournal
 from penstock.store.governor import MemoryGovernor
 from penstock.store.identity import load_identity
 from penstock.store.journal_trimming import JournalTrimmer
@@ -86,12 +88,14 @@ class OpenedParts(Tables):
         random: Random,
         engine: EngineOpener,
         read_only: bool = False,
+        consensus: MemberJournal | None = None,
     ) -> None:
         self.path = path.rstrip("/") or "/"
         self.settings = settings
         self._durable = settings.durable
         self._clock, self._random = SteadyClock(clock), random
         self._process = threads.process_id()
+        self._tenure = consensus  # the journal of a member of a cluster; None: the store has its own
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
         self._checking = threads.lock("store.check")
@@ -114,7 +118,12 @@ class OpenedParts(Tables):
                 self._port.refuse_changes(
                     ReadOnly(f"{self.path} was opened with read_only=True: open it without, or connect, to write")
                 )
+            if not self._consensus.is_leader:
+                self._port.refuse_changes(NotLeader("this member is not the leader: connect to the leader to write"))
             self._start()
+            if self._tenure is not None and not self._consensus.is_leader:
+                follower = Follower(self._tenure, self._replay, self._ledger.tree.lsn)
+                self._parts.callback(follower.close)
         except BaseException as error:
             self._closed = True
             self._parts.close()
@@ -201,7 +210,12 @@ class OpenedParts(Tables):
             open_shards=self._dispatcher.open_shards,
             remove=self.readers.remove,
         )
-        self._consensus = Alone(self._open_journal())
+        self._consensus: Consensus = self._tenure or self._open_alone()
+        if self._tenure is not None:  # a member may still need verdicts that its leader does not
+            self._ledger.verdicts_from = lambda: self._consensus.first
+            self._staging.refused = Invalid(
+                "a cluster takes rows through its journal, not in files: load fewer rows at a time, or use put_many"
+            )
         self._parts.callback(self._consensus.close)
         self._parts.callback(self._dispatcher.close)
         self._parts.callback(self._dropped.close)
@@ -304,6 +318,11 @@ class OpenedParts(Tables):
     def _merge_offers(self) -> MergeOffers:
         return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
 
+    def _open_alone(self) -> Alone:
+        if self._fs.exists(f"{self.path}/{RAFT_FILE}"):
+            raise Invalid(f"{self.path} is a member of a cluster: start it as one, or connect to the cluster")
+        return Alone(self._open_journal())
+
     def _open_journal(self) -> Log:
         folder, settings = f"{self.path}/journal", self.settings.journal
         try:
@@ -327,14 +346,18 @@ class OpenedParts(Tables):
                 f"{self.path}/journal", 0, f"it begins at {self._consensus.first}, but the ledger ends at {stored}"
             )
         for lsn, body in self._consensus.records(self._checkpoint.needed_from()):
-            record = decode(body, where=f"{self.path}/journal", lsn=lsn)
-            self._staging.name_all(section for group in record.groups for section in group.sections)
-            self._dispatcher.dispatch(record, lsn)
-            self._after_apply(len(body))
+            self._replay(lsn, body)
         self._recovered = True
         self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
         self._space.begin()
+
+    def _replay(self, lsn: int, body: bytes) -> None:
+        """Dispatch a record that this process did not write."""
+        record = decode(body, where=f"{self.path}/journal", lsn=lsn)
+        self._staging.name_all(section for group in record.groups for section in group.sections)
+        self._dispatcher.dispatch(record, lsn)
+        self._after_apply(len(body))
 
     def _begin_time(self) -> None:
         """Start the clock at the time of the newest record, which the ledger has by now."""
@@ -344,6 +367,16 @@ class OpenedParts(Tables):
 
     def _save_time(self) -> None:
         self._clock.save_note(self._fs, f"{self.path}/TIME", self.identity)
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether this store accepts writes: always, except that of a member that does not lead."""
+        return self._consensus.is_leader
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether writes are refused because one failed."""
+        return self._coordinator.state is State.FAILED
 
     # -- background
 
@@ -386,7 +419,7 @@ class OpenedParts(Tables):
     def _forget_verdicts(self, before: int) -> None:
         group = PendingGroup()
         group.sections[LEDGER] = encode_ops(ForgetVerdicts(before))
-        with suppress(Closed):  # the next call covers this one too
+        with suppress(Closed, NotLeader):  # the next call covers this one too; a follower does as its leader says
             self._port.submit(group, 64)
 
     def _notify_applied(self) -> None:

@@ -208,9 +208,17 @@ class LocalPort(LiveReading):
         for partition, sections in group.sections.items():
             info = self._dispatcher.ledger.table_by_id(table_of(partition))
             if partition != LEDGER and info is not None:
-                kind, machine = kind_named(info.kind, info.name), self._partition(partition).machine
+                kind, shard = kind_named(info.kind, info.name), self._partition(partition)
                 written = [part for part in parts(sections) if not isinstance(part, Reference)]
-                withdraw = kind.admit(info, written, machine, self.time_us()) if written else None
+                if not written:
+                    continue
+                try:
+                    withdraw = kind.admit(info, written, shard.machine, self.time_us())
+                except Invalid:
+                    if not shard.late:
+                        raise
+                    # A delete that is durable may make room when it is applied.
+                    withdraw = kind.admit(info, written, self.machine(partition), self.time_us())
                 if withdraw is not None:
                     group.withdrawals += (withdraw,)
 

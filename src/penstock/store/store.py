@@ -37,6 +37,7 @@ from penstock.registry import vector_kind
 from penstock.store.backup import Backup, BackupReport, BackupSource, check_target
 from penstock.store.backup_folder import NUMBER_MAX, CopyProgress, check_progress
 from penstock.store.check import CheckReport, StoreCheck
+from penstock.store.following import MemberJournal
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
@@ -53,6 +54,7 @@ def open_store(
     random: Random | None = None,
     engine: EngineOpener = LmdbEngine,
     read_only: bool = False,
+    consensus: MemberJournal | None = None,
 ) -> Store:
     """Open the store in `path` as its owner; create it if it does not exist.
 
@@ -66,7 +68,9 @@ def open_store(
         with translate_os_errors():
             if read_only:
                 return _open_read_only(str(path), chosen, fs, clock, random)
-            return Store(str(path), settings=chosen, fs=fs, clock=clock, random=random, engine=engine)
+            return Store(
+                str(path), settings=chosen, fs=fs, clock=clock, random=random, engine=engine, consensus=consensus
+            )
 
     # Return this call directly: an interrupt after it would leave an open store that nobody can close.
     return threads.run_uninterrupted(opened, undo=Store.close)

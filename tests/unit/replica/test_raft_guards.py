@@ -52,7 +52,7 @@ def _follow(member: SimulatedMember, *terms: int, committed: int = 0) -> None:
     """Give a member entries of these terms, from a leader of the last one."""
     for index, term in enumerate(terms):
         previous = terms[index - 1] if index else 0
-        _receive(member, "member-2", Append(term, index, previous, min(committed, index), ((term, b"%d" % index),)))
+        _receive(member, "member-2", Append(term, index, previous, min(committed, index), 0, ((term, b"%d" % index),)))
     _receive(member, "member-2", Append(terms[-1], len(terms), terms[-1], committed))
 
 
@@ -72,21 +72,21 @@ def _log(member: SimulatedMember) -> tuple[int, int]:
 
 def test_a_repeated_append_drops_nothing(member: SimulatedMember) -> None:
     _follow(member, 1, 1, 1, committed=3)
-    _receive(member, "member-2", Append(1, 0, 0, 0, ((1, b"0"),)))
+    _receive(member, "member-2", Append(1, 0, 0, 0, 0, ((1, b"0"),)))
     _receive(member, "member-2", Append(1, 1, 1, 3))
     assert _log(member) == (3, 3)
 
 
 def test_a_conflict_is_cut(member: SimulatedMember) -> None:
     _follow(member, 1, 1, 1, committed=1)
-    _receive(member, "member-3", Append(2, 1, 1, 1, ((2, b"other"),)))
+    _receive(member, "member-3", Append(2, 1, 1, 1, 0, ((2, b"other"),)))
     assert _log(member) == (2, 1)
 
 
 def test_a_committed_entry_is_never_cut(member: SimulatedMember) -> None:
     _follow(member, 1, 1, committed=2)
     with pytest.raises(CorruptionError, match="committed"):
-        _receive(member, "member-3", Append(2, 1, 1, 2, ((2, b"other"),)))
+        _receive(member, "member-3", Append(2, 1, 1, 2, 0, ((2, b"other"),)))
     assert _log(member) == (2, 2)
 
 
@@ -215,7 +215,7 @@ def test_a_write_to_a_follower_names_the_leader(member: SimulatedMember) -> None
     [
         Append(-1, 0, 0, 0),
         Append(3, 0, 5, 0),
-        Append(3, 0, 1, 0, ((2, b"x"), (1, b"y"))),
+        Append(3, 0, 1, 0, 0, ((2, b"x"), (1, b"y"))),
         Append(3, 1 << 63, 1, 0),
         Appended(3, -5, success=True, reset=False),
         RequestVote(3, -1, 0),
