@@ -3,7 +3,7 @@
 A hundred instances of ten jobs have a hundred series each: CPU times, requests, a classic histogram, gauges. Prometheus
 gets them by remote write, slice by slice, as it would from an agent; we get the columns of each series. Then both
 answer the same queries over one kept connection each, in turn, and the median of the ratios is judged. Their answers
-are compared, too. Prometheus is looked for in the folder PENSTOCK_PEERS and on the path.
+are compared, too. See `bench/prometheus.py` for where Prometheus is looked for.
 
 QUICK=1 makes the run short: 2 hours, and fewer rounds.
 """
@@ -14,10 +14,7 @@ import http.client
 import json
 import math
 import os
-import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import time
 import urllib.parse
@@ -34,6 +31,7 @@ import pyarrow as pa
 
 import penstock
 from bench.harness import RESULTS, folder
+from bench.prometheus import field, free_port, label_fields, peer_binary, prometheus, serving
 
 QUICK = os.environ.get("QUICK", "") not in ("", "0")
 HOURS = 2 if QUICK else 24
@@ -135,8 +133,7 @@ class WriteBodies:
         parts: list[bytes] = []
         at, starts = 0, []
         for some in labels:
-            head = b"".join(_field(1, _field(1, k.encode()) + _field(2, v.encode())) for k, v in sorted(some.items()))
-            series = _field(1, head + samples * SAMPLE)
+            series = field(1, label_fields(some) + samples * SAMPLE)
             starts.append(at + len(series) - samples * len(SAMPLE))
             parts.append(series)
             at += len(series)
@@ -158,18 +155,6 @@ class WriteBodies:
 
 
 SAMPLE = b"\x12\x10\x09" + bytes(8) + b"\x10" + bytes(6)  # a value, and milliseconds in six digits of seven bits
-
-
-def _varint(number: int) -> bytes:
-    made = bytearray()
-    while number > 127:
-        made.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*made, number])
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
 # -- the two servers
@@ -202,62 +187,13 @@ class Server:
         return self.post(path, body, Content_Type="application/x-www-form-urlencoded")
 
 
-def peer_binary() -> str | None:
-    for place in (os.environ.get("PENSTOCK_PEERS"), f"{os.environ.get('PENSTOCK_PEERS')}/usr/bin"):
-        if place and (found := shutil.which("prometheus", path=place)):
-            return found
-    return shutil.which("prometheus")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-@contextmanager
-def serving(command: list[str], port: int) -> Iterator[Server]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 60
-        while True:
-            try:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-                connection.request("GET", "/-/ready")
-                if connection.getresponse().status == 200:
-                    break
-            except OSError:
-                assert process.poll() is None, f"{command[0]} does not start"
-            assert time.monotonic() < until, f"{command[0]} does not start in time"
-            time.sleep(0.1)
-        yield Server(port)
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-@contextmanager
-def prometheus(binary: str, path: Path) -> Iterator[Server]:
-    path.mkdir()
-    (path / "prometheus.yml").write_text("global: {}\n")
-    port = free_port()
-    command = [
-        *(binary, f"--config.file={path}/prometheus.yml", f"--storage.tsdb.path={path}/data"),
-        *(f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver", "--log.level=error"),
-        "--storage.tsdb.retention.time=100y",
-    ]
-    with serving(command, port) as server:
-        yield server
-
-
 @contextmanager
 def ours(path: Path) -> Iterator[Server]:
     """`penstock http` and, beside it, the owner that it starts: each a process, as users have them."""
     port = free_port()
     command = [sys.executable, "-m", "penstock", "http", str(path), "--table", "metrics", "--port", str(port)]
-    with serving([*command, "--write"], port) as server:
-        yield server
+    with serving([*command, "--write"], port):
+        yield Server(port)
 
 
 # -- the runs
@@ -365,14 +301,14 @@ def written_rate(labels: list[dict[str, str]], port: int) -> float:
 
 
 def main() -> bool:
-    binary = peer_binary()
-    if binary is None:
+    if peer_binary() is None:
         print("\npromql  (skipped: there is no prometheus in PENSTOCK_PEERS or on the path)")
         return True
     labels = label_sets()
     print(f"\npromql  ({len(labels):,} series x {HOURS} h at {STEP_S} s, by HTTP; medians of {ROUNDS}, in turn)")
     report: dict[str, Any] = {"hours": HOURS, "series": len(labels)}
-    with folder() as root, prometheus(binary, Path(root) / "prometheus") as peer:
+    with folder() as root, prometheus(Path(root) / "prometheus") as port:
+        peer = Server(port)
         store = Path(root) / "store"
         load(labels, peer, store)
         with ours(store) as mine:

@@ -2,6 +2,9 @@
 
 Run by several workers, files go out whole, the slow ones first: what comes last should be short, or one worker is busy
 with it when the others have ended. All of Spark's tests go to one worker: a session takes a while to start.
+
+Temporary folders are in memory where there is room: a store that is opened, written and closed takes half the CPU time
+there, most of it in syncs. Tests of the file system and of killed processes have theirs on the disk.
 """
 
 from __future__ import annotations
@@ -9,8 +12,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +25,33 @@ import pytest
 TESTS = Path(__file__).parent
 # A process reads the kinds of other packages once: the toy kind's package must be there before the first test asks.
 sys.path.append(str(TESTS / "contract" / "accounts_package"))
+IN_MEMORY, FREE_BYTES_MIN = "/dev/shm", 8 << 30
+ON_DISK = ("contract/test_file_system.py", "unit/host/", "crash/test_store_kill.py", "crash/test_queue_kill.py")
 SLOWEST_FIRST = ("spark/", "cluster/", "crash/", "model/", "unit/client/", "unit/server/", "unit/scheduler/")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    given = config.option.basetemp is not None or "PYTEST_DEBUG_TEMPROOT" in os.environ
+    if not given and os.path.isdir(IN_MEMORY) and shutil.disk_usage(IN_MEMORY).free >= FREE_BYTES_MIN:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = IN_MEMORY
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """pytest's own, or a folder on the disk."""
+    if not _name(request.node).startswith(ON_DISK) or IN_MEMORY not in str(tmp_path):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder:
+        yield Path(folder)
+
+
+def _name(item: pytest.Item) -> str:
+    return str(item.path.relative_to(TESTS))
+
+
 def _rank(item: pytest.Item) -> int:
-    name = str(item.path.relative_to(TESTS))
+    name = _name(item)
     return next((rank for rank, folder in enumerate(SLOWEST_FIRST) if name.startswith(folder)), len(SLOWEST_FIRST))
 
 

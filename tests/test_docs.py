@@ -64,6 +64,7 @@ def test_every_page_runs_somewhere() -> None:
         "changes.md",
         "kv.md",
         "metrics.md",
+        "operations.md",
         "prometheus.md",
         "queue.md",
         "series.md",

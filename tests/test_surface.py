@@ -19,16 +19,16 @@ ROOT = Path(__file__).parents[1]
 
 PUBLIC = {
     "penstock": """
-        Acknowledgement AggregateFunction ArrowSource Cardinality ChangeFeed ChangeOptions
-        CheckpointReport CheckpointSettings
-        CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary
-        DecimalType DispatcherSettings Durability Epoch Hit Json KvReader KvRow KvStatistics KvTable LeasedMessage
-        LoadReport LogSettings Message Metric MetricMetadata PartitionStatistics Position PreparedLoad QueueSettings
-        QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore Retention Rollup SeriesOptions SeriesReader
-        SeriesStatistics SeriesTable ShardBounds StagedFile Store StoreBatch StoreSettings StoreSnapshot
-        StoreStatistics StoreSubscription StoreView StructType TextKvReader TextKvTable Trouble ValueType VectorReader
-        VectorRecord VectorStatistics VectorTable WriteStage
-        __version__ connect errors open serve_tcp union_items union_of
+        Acknowledgement AggregateFunction ArrowSource BackupReport Cardinality ChangeFeed ChangeOptions
+        CheckReport CheckpointReport CheckpointSettings
+        CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary CopyProgress
+        DecimalType DispatcherSettings Durability Epoch FileDamage Hit Json KvReader KvRow KvStatistics KvTable
+        LeasedMessage LoadReport LogSettings Message Metric MetricMetadata PartitionStatistics Position PreparedLoad
+        QueueSettings QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore RestoreReport Retention Rollup
+        SeriesOptions SeriesReader SeriesStatistics SeriesTable ShardBounds StagedFile Store StoreBatch StoreSettings
+        StoreSnapshot StoreStatistics StoreSubscription StoreView StructType TextKvReader TextKvTable Trouble ValueType
+        VectorReader VectorRecord VectorStatistics VectorTable WriteStage
+        __version__ check_backup connect errors open restore serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncMetrics AsyncQueueTable AsyncQueueView
@@ -38,7 +38,7 @@ PUBLIC = {
     "penstock.errors": """
         Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut
         Invalid KindMismatch LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound
-        OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen
+        NotLeader OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen
         Restore RetryLater StoreLocked StreamFailed TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion
         UnsupportedVersion WaitExpired
     """,

@@ -17,6 +17,7 @@ journal; docs/architecture.md draws its way.
     kinds          what a kind must offer, and the port that its tables talk through
     coordinator    epochs, the pending delta, group commit, backpressure
     partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
+    replica        Raft: the journal on several machines, by quorum
     journal        one log for the whole store, one fsync
     lsm            memtable, sstable, levels
     archive        the container that holds the bytes of a file
@@ -68,10 +69,15 @@ if TYPE_CHECKING:
     from penstock.series.reader import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics
     from penstock.series.section import MetricMetadata
     from penstock.series.table import SeriesTable
+    from penstock.server.backups import check_backup, restore
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
+    from penstock.store.backup import BackupReport
+    from penstock.store.backup_folder import CopyProgress
     from penstock.store.batch import StoreBatch
+    from penstock.store.check import CheckReport
     from penstock.store.loading import LoadReport, PreparedLoad
+    from penstock.store.restore import FileDamage, RestoreReport
     from penstock.store.settings import StoreSettings
     from penstock.store.statistics import PartitionStatistics, StoreStatistics
     from penstock.store.store import Store
@@ -92,9 +98,11 @@ _HOMES = {
     "Acknowledgement": "coordinator.protocols",
     "AggregateFunction": "series.reader",
     "ArrowSource": "arguments",
+    "BackupReport": "store.backup",
     "Cardinality": "series.reader",
     "ChangeFeed": "kinds.change_reading",
     "ChangeOptions": "kinds.changes",
+    "CheckReport": "store.check",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
     "CollectionSettings": "lsm.collection",
@@ -103,10 +111,12 @@ _HOMES = {
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
     "ConsumerSummary": "queue.calls",
+    "CopyProgress": "store.backup_folder",
     "DecimalType": "kv.values",
     "DispatcherSettings": "partition.admission",
     "Durability": "coordinator.protocols",
     "Epoch": "coordinator.protocols",
+    "FileDamage": "store.restore",
     "Hit": "vector.searching",
     "Json": "kv.values",
     "KvReader": "kv.table",
@@ -128,6 +138,7 @@ _HOMES = {
     "QueueView": "queue.table",
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",
+    "RestoreReport": "store.restore",
     "Retention": "queue.options",
     "Rollup": "series.options",
     "SeriesOptions": "series.options",
@@ -153,8 +164,10 @@ _HOMES = {
     "VectorStatistics": "vector.reader",
     "VectorTable": "vector.table",
     "WriteStage": "store.tracing",
+    "check_backup": "server.backups",
     "connect": "client.connect",
     "open": "server.opening",
+    "restore": "server.backups",
     "serve_tcp": "server.tcp",
     "union_items": "lsm.operators",
     "union_of": "lsm.operators",
@@ -164,9 +177,11 @@ __all__ = [
     "Acknowledgement",
     "AggregateFunction",
     "ArrowSource",
+    "BackupReport",
     "Cardinality",
     "ChangeFeed",
     "ChangeOptions",
+    "CheckReport",
     "CheckpointReport",
     "CheckpointSettings",
     "CollectionSettings",
@@ -175,10 +190,12 @@ __all__ = [
     "ConsumerPosition",
     "ConsumerSettings",
     "ConsumerSummary",
+    "CopyProgress",
     "DecimalType",
     "DispatcherSettings",
     "Durability",
     "Epoch",
+    "FileDamage",
     "Hit",
     "Json",
     "KvReader",
@@ -200,6 +217,7 @@ __all__ = [
     "QueueView",
     "RemoteSnapshot",
     "RemoteStore",
+    "RestoreReport",
     "Retention",
     "Rollup",
     "SeriesOptions",
@@ -226,9 +244,11 @@ __all__ = [
     "VectorTable",
     "WriteStage",
     "__version__",
+    "check_backup",
     "connect",
     "errors",
     "open",
+    "restore",
     "serve_tcp",
     "union_items",
     "union_of",

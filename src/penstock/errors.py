@@ -9,6 +9,7 @@
     │   ├── ManifestFull      the manifest is at its size limit; reads and deletes go on
     │   ├── CommitFailed      a commit of the manifest failed as a whole
     │   ├── OutcomeUnknown    it may have happened or not: check, or repeat it with the same token
+    │   ├── NotLeader         this member of a cluster takes no writes; nothing was written
     │   ├── WaitExpired       the deadline passed first
     │   ├── UniqueJobAlreadyPending  a job of this table and kind is already pending
     │   └── GateShut          another job of this table and kind is running, or must be repaired first
@@ -119,6 +120,17 @@ class OutcomeUnknown(RetryLater):
         self.first = first  # the epochs in doubt, both included; 0 where there are none
         self.last = last
         self.token = token  # with which it may be repeated, if the caller passed one
+
+
+class NotLeader(RetryLater):
+    """This member of a cluster does not accept writes; `leader` names the one that does, if it is known."""
+
+    def __init__(self, message: str = "", leader: str | None = None) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return (type(self), (str(self), self.leader))
 
 
 class WaitExpired(RetryLater):

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from penstock.arguments import text
-from penstock.errors import Invalid, PenstockError
+from penstock.errors import Closed, Invalid, PenstockError
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Kind, Port, Streamable, StreamColumns, TreeMachine, as_streamable, partitions_of
 from penstock.kinds.change_reading import BOUNDS, LSN_MAX, SIZES, as_changing, encode_request, has_feed
@@ -145,13 +145,14 @@ class FeedSource:
 
 def maintain_feeds(
     tables: Sequence[TableInfo],
-    machine: Callable[[PartitionId], Any],
+    machine: Callable[[PartitionId], Any],  # None for a shard that is late
     submit: Callable[[PendingGroup, int], object],
     time_us: Callable[[], int],
 ) -> None:
     """Trim feeds, and let them take in rows that expired: both happen with the next record of a shard.
 
-    A shard without writes gets a record that changes nothing. A failing shard does not stop the others.
+    A shard without writes gets a record that changes nothing. A failing shard does not stop the others, nor does one
+    that is late: the records that it has to apply do the same.
     """
     for info in tables:
         kind: Kind = kind_named(info.kind, info.name)
@@ -161,10 +162,14 @@ def maintain_feeds(
         for partition in partitions_of(info):
             try:
                 shard = machine(partition)
+                if shard is None:
+                    continue
                 assert isinstance(shard, TreeMachine)
                 if shard.feed is not None and shard.feed.maintain(time_us(), shard.tree.time_us):
                     group = PendingGroup()
                     group.sections[partition] = kind.nothing()
                     submit(group, NOTHING_BYTES)
+            except Closed:
+                return
             except (OSError, PenstockError) as error:
                 logger.warning("the change feed of %s is trimmed later (%s)", info.name, error)

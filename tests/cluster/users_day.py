@@ -120,7 +120,7 @@ def report(path: str) -> None:
             "installed": os.path.dirname(penstock.__file__),
             "lines": counts.fetchall(),
             "dead": sorted(letters.rows()),
-            "check": [str(trouble) for trouble in store.check()],
+            "check": [str(trouble) for trouble in store.troubles()],
             **{
                 name: {key.decode(): value for key, value in snapshot.kv(name, value="int64").items()}
                 for name in ("seen", "errors", "totals")

@@ -10,10 +10,13 @@ from typing import NoReturn
 
 import pytest
 
+from penstock.host.clock import SystemClock
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
-from penstock.journal.consensus import Alone
+from penstock.journal.consensus import Alone, Consensus
 from penstock.log import Log, LogSettings
+from penstock.replica.replicated import NoLink, Replicated
+from penstock.replica.state import StateFile
 from penstock.testing import Fault, SimulatedDisk
 from penstock.testing.contracts.consensus import ConsensusBench, ConsensusContract
 
@@ -27,7 +30,7 @@ class AloneBench(ConsensusBench):
         self.disk = SimulatedDisk()
         self.random = random.Random(7)
 
-    def open(self) -> Alone:
+    def open(self) -> Consensus:
         return Alone(Log.open(self.disk, "/journal", random=self.random, settings=SETTINGS))
 
     def crash(self) -> None:
@@ -49,6 +52,22 @@ class AloneBench(ConsensusBench):
             yield
         finally:
             self.disk.capacity_bytes = None
+
+
+class OneMemberBench(AloneBench):
+    """A cluster of one member: the same promises, by way of Raft."""
+
+    def open(self) -> Replicated:
+        log = Log.open(self.disk, "/journal", random=self.random, settings=SETTINGS)
+        state = StateFile(self.disk, "/raft")
+        self.opened = Replicated(
+            log, state, member="a", others=(), link=NoLink(), clock=SystemClock(), random=self.random
+        )
+        return self.opened
+
+    def crash(self) -> None:
+        super().crash()
+        self.opened.close()  # on the disk of before
 
 
 class RealBench(ConsensusBench):
@@ -94,6 +113,12 @@ class TestAlone(ConsensusContract):
     @pytest.fixture
     def bench(self, tmp_path: Path) -> ConsensusBench:
         return AloneBench()
+
+
+class TestOneMember(ConsensusContract):
+    @pytest.fixture
+    def bench(self, tmp_path: Path) -> ConsensusBench:
+        return OneMemberBench()
 
 
 class TestAloneOnRealFiles(ConsensusContract):

@@ -272,7 +272,7 @@ def tend(user: QueueUser) -> None:
     """What the background does: retention, files that nobody needs, dropped tables, abandoned files."""
     store = user.store
     store._port.maintain()
-    store._retry_task()
+    store._tasks.retry()
     store._staging.purge(info.table_id for info in store._ledger.tables())
 
 

@@ -190,7 +190,7 @@ class StoreScenario:
         user.create("b")
         user.advance(3)
         user.batch(rows(9, "a", "b", "c"), Token("p", 9))
-        user.maintain(store._retry_task)  # removes what the drop left
+        user.maintain(store._tasks.retry)  # removes what the drop left
         user.maintain(store.checkpoint)  # everything but the newest segment goes; laggards are spilled
         user.write(*rows(10, "b"))
         user.check()
@@ -215,7 +215,7 @@ class StoreScenario:
             user.maintain(user.store.checkpoint)
             user.check()
             self._snapshot_agrees(user)
-            user.store._retry_task()
+            user.store._tasks.retry()
             self._no_strays(user.store, disk)
         finally:
             user.store.close()

@@ -11,8 +11,9 @@ from vector_place import VectorPlace
 from vector_scenario import VectorScenario, ids_of, record, replayed
 
 from penstock.lsm.memtable import Edit
+from penstock.lsm.rows import Row
 from penstock.lsm.tree import Tree
-from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing import Faults, Violation, explore
 from penstock.testing.crashes import absent
 from penstock.vector.draft import VectorDraft
 from penstock.vector.keys import F32, RECORD, SEQUENCE, U64, VECTOR
@@ -34,15 +35,7 @@ def test_every_crash_of_a_vector_shard() -> None:
 class ShortVectors(VectorScenario):
     """Two flushes and a compaction, for what is tried many times over."""
 
-    def run(self, disk: SimulatedDisk, history: History) -> None:
-        place = VectorPlace(disk, grace_s=0)
-        for number in (1, 2):
-            self._write(place, history, record(number))
-            self._write(place, history, [place.step()])
-            place.flush()
-            history.note("stored", place.tree.stored)
-        place.compact()
-        place.close()
+    records, flush_every, compact_every, indexed_from = 2, 1, 2, 1
 
 
 def test_crashes_in_recovery() -> None:
@@ -80,18 +73,18 @@ def test_two_replays_give_the_same_rows() -> None:
 
 def sequence_in_the_next_edit(patch: pytest.MonkeyPatch) -> None:
     """The next internal id is stored one record late: a crash would give the same ids again."""
-    right, waiting = VectorDraft.edit, list[bytes]()
+    right, waiting = VectorDraft.edit, list[Row]()
 
     def edit(self: VectorDraft, time_us: int) -> Edit:
         made = right(self, time_us)
-        sequence = dict(made.puts).get(SEQUENCE)
+        sequence = made.rows.get(SEQUENCE)
         if sequence is not None:
-            puts = dict(made.puts)
-            del puts[SEQUENCE]
+            rows = dict(made.rows)
+            del rows[SEQUENCE]
             if waiting:
-                puts[SEQUENCE] = waiting.pop()
+                rows[SEQUENCE] = waiting.pop()
             waiting.append(sequence)
-            made = Edit(lsn=made.lsn, time_us=made.time_us, rows=made.rows, puts=puts, ranges=made.ranges)
+            made = Edit(lsn=made.lsn, time_us=made.time_us, rows=rows, puts=made.puts, ranges=made.ranges)
         return made
 
     patch.setattr(VectorDraft, "edit", edit)

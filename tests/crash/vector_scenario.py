@@ -8,10 +8,10 @@ vector in a list unless it is known as deleted, no internal id at or above the s
 
 from __future__ import annotations
 
+from place_scenario import PlaceScenario
 from vector_place import Records, VectorModel, VectorPlace, check_nearest, contents, deletes, nearest, upserts
 
-from penstock.errors import OutcomeUnknown, PenstockError
-from penstock.manifest.records import JobKind
+from penstock.errors import PenstockError
 from penstock.testing import History, SimulatedDisk, Violation
 from penstock.vector.keys import DELETED, DICTIONARY, RECORD, VECTOR
 from penstock.vector.operators import decode_ids
@@ -37,50 +37,31 @@ def record(number: int) -> list[Part]:
     return parts
 
 
-class VectorScenario:
-    """Records, steps of a new index, flushes, compactions, collection, reopening."""
+class VectorScenario(PlaceScenario[VectorPlace]):
+    """Upserts, deletes and the steps of new generations of centroids."""
 
-    def run(self, disk: SimulatedDisk, history: History) -> None:
-        place = VectorPlace(disk, grace_s=0)
-        try:
-            for number in range(1, 9):
-                self._write(place, history, record(number))
-                if number >= 3:
-                    self._write(place, history, [place.step()])
-                self._maintain(place, history, number)
-        finally:
-            place.close()
-        history.note("closed")
+    records = 8
+    flush_every = 2
+    compact_every = 4
+    indexed_from = 3  # from this record on, a step of a generation follows each
 
-    def _write(self, place: VectorPlace, history: History, parts: list[Part]) -> None:
+    def make(self, disk: SimulatedDisk) -> VectorPlace:
+        return VectorPlace(disk, grace_s=0)
+
+    def write(self, place: VectorPlace, history: History, number: int) -> None:
+        self._append(place, history, record(number))
+        if number >= self.indexed_from:
+            self._append(place, history, [place.step()])
+
+    def _append(self, place: VectorPlace, history: History, parts: list[Part]) -> None:
         lsn = 1 + place.tree.lsn
         history.note("write", lsn, parts)
         place.write(*parts)
         history.note("ids", lsn, ids_of(place))
 
-    def _maintain(self, place: VectorPlace, history: History, number: int) -> None:
-        try:
-            if number % 2 == 0:
-                place.flush()
-                history.note("stored", place.tree.stored)
-            if number % 4 == 0:
-                place.compact(everything=number % 8 == 0)
-            place.collector.collect()
-        except (OSError, PenstockError) as error:
-            if isinstance(error, OutcomeUnknown) or not place.disk.is_faulty:
-                raise
-            place.clock.advance(120)  # past the backoff of a failed job
-        self._check(place, history)
-
     def resume(self, disk: SimulatedDisk, history: History) -> None:
-        place = VectorPlace(disk, grace_s=0)
+        place = self.reopen(disk, history)
         try:
-            place.jobs.compensate_orphans()
-            place.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
-            stored = max([0, *(values[0] for word, *values in history.events if word == "stored")])
-            if place.tree.stored < stored:
-                raise Violation(f"stored went back from {stored} to {place.tree.stored}")
-            history.note("stored", place.tree.stored)
             whole(place)
             known = {values[0]: values[1] for word, *values in history.events if word == "ids"}
             for word, *values in list(history.events):
@@ -89,18 +70,17 @@ class VectorScenario:
                     if known.get(values[0], ids_of(place)) != ids_of(place):
                         raise Violation(f"the replay of record {values[0]} gave other internal ids")
                     history.note("ids", values[0], ids_of(place))
-            self._check(place, history)
-            self._write(place, history, record(1 + place.tree.lsn))
-            place.flush()
-            history.note("stored", place.tree.stored)
+            self.check(place, history)
+            self._append(place, history, record(1 + place.tree.lsn))
+            self.store(place, history)
             place.compact()
             place.collector.collect()
-            self._check(place, history)
+            self.check(place, history)
             whole(place)
         finally:
             place.close()
 
-    def _check(self, place: VectorPlace, history: History) -> None:
+    def check(self, place: VectorPlace, history: History) -> None:
         model = VectorModel()
         for word, *values in history.events:
             if word == "write":

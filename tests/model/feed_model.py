@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.feeds import maintain_feeds
+from penstock.kinds import partitions_of
 from penstock.store.store import Store
 
 Rows = dict[bytes, Any]
@@ -50,5 +51,8 @@ def follow(rows: Rows, changes: Iterable[Change], *, preimages: bool) -> Rows:
 def take_in_expired(store: Store) -> None:
     """Let every feed take in the rows that expired."""
     port = store._port
-    maintain_feeds(port.tables(), port.machine, port.submit, port.time_us)
+    for info in port.tables():
+        for partition in partitions_of(info):
+            port.machine(partition)  # waits until it has applied all: a late shard is left out
+    maintain_feeds(port.tables(), port.machine_unless_late, port.submit, port.time_us)
     store.flush()

@@ -10,7 +10,7 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from test_store_machine import NAMES, StoreMachine, tables
 
 import penstock
-from penstock.kinds.changes import Feed
+from penstock.kinds.deadlines import Deadlines
 from penstock.kv import changes
 
 
@@ -88,7 +88,7 @@ def test_a_wrong_feed_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
     if bug == "an old state":  # the state before a record is taken without what is only in memory
         monkeypatch.setattr(changes, "_before", lambda tree: tree.files())
     else:
-        monkeypatch.setattr(Feed, "due", lambda self, lsn, after_us, time_us: [])
+        monkeypatch.setattr(Deadlines, "due", lambda self, lsn, after_us, time_us: [])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(FeedMachine, settings=SEARCH)
 

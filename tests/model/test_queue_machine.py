@@ -323,7 +323,7 @@ class QueueMachineTest(RuleBasedStateMachine):
     def maintain(self) -> None:
         self.flush()
         self.store._port.maintain()
-        self.store._retry_task()
+        self.store._tasks.retry()
 
     @rule(how=st.sampled_from(["close", "crash", "flush and crash", "restart"]))
     def reopen(self, how: str) -> None:

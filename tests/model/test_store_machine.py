@@ -153,7 +153,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def collect_dropped(self) -> None:
-        self.store._retry_task()
+        self.store._tasks.retry()
 
     # -- reads
 

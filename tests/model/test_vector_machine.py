@@ -9,7 +9,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
+from place_rules import MaintenanceRules
 from vector_place import (
     DIMENSIONS,
     VectorModel,
@@ -39,8 +40,10 @@ RECORDS = st.dictionaries(NAMES, st.tuples(VECTORS, ATTRIBUTES), min_size=1, max
 WHERE = st.sampled_from([None, {"n": 1}, {"text": "x"}, {"flag": True}])
 
 
-class VectorShardMachine(RuleBasedStateMachine):
+class VectorShardMachine(MaintenanceRules):
     """The shard and the dict."""
+
+    place: VectorPlace
 
     @initialize(metric=st.sampled_from(["euclidean", "dot", "cosine"]))
     def begin(self, metric: Any) -> None:
@@ -83,14 +86,6 @@ class VectorShardMachine(RuleBasedStateMachine):
     @rule()
     def refresh(self) -> None:
         self.place.machine.live.refresh()
-
-    @rule()
-    def flush(self) -> None:
-        self.place.flush()
-
-    @rule()
-    def compact(self) -> None:
-        self.place.compact()
 
     @rule()
     def reopen(self) -> None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
-from tree_place import SETTINGS, STORE
+from tree_place import TreePlace
 
 from penstock.journal.partitions import partition_id
-from penstock.lsm.collection import CollectionSettings, Collector
-from penstock.lsm.maintenance import Maintenance
-from penstock.lsm.tree_settings import TreeSettings
-from penstock.manifest.jobs import JobQueue
-from penstock.manifest.manifest import Manifest
+from penstock.kinds.changes import open_feed
 from penstock.partition.machine import Entry, PartitionDescriptor
-from penstock.testing import FakeClock, SimulatedDisk
-from penstock.testing.manifest import MemoryEngine
+from penstock.testing import SimulatedDisk
 from penstock.vector import indexing
 from penstock.vector.attributes import decode_attributes, encode_attributes
 from penstock.vector.machine import VectorMachine
@@ -120,48 +114,23 @@ def check_nearest(found: list[tuple[str, float]], wanted: dict[str, float], k: i
     np.testing.assert_allclose([distance for _, distance in found], [wanted[n] for n, _ in found], rtol=1e-4, atol=1e-3)
 
 
-class VectorPlace:
-    """Where a shard lives; records are kept so that a reopened shard can be brought up to date."""
+class VectorPlace(TreePlace):
+    """Where a vector shard lives."""
 
     def __init__(
-        self,
-        disk: SimulatedDisk | None = None,
-        *,
-        options: VectorOptions = OPTIONS,
-        settings: TreeSettings = SETTINGS,
-        grace_s: float = 60.0,
+        self, disk: SimulatedDisk | None = None, *, options: VectorOptions = OPTIONS, grace_s: float = 60.0
     ) -> None:
-        self.disk = disk or SimulatedDisk()
-        self.clock = FakeClock()
         self.records: list[tuple[int, int, bytes]] = []  # lsn, time, section
-        self._options, self._settings, self._grace_s = options, settings, grace_s
-        self.open()
+        self._options = options
+        super().__init__(disk, grace_s=grace_s)
 
-    def open(self) -> None:
-        self.disk.mkdir("/store")
-        self.disk.fsync_dir("/")
-        self.manifest = Manifest.open("/store/manifest", fs=self.disk, clock=self.clock, engine=MemoryEngine)
-        self.jobs = JobQueue(self.manifest, random=random.Random(1))
-        self.maintenance = Maintenance(
-            self.manifest, self.jobs, fs=self.disk, root="/store", store=STORE, clock=self.clock
-        )
-        self.collector = Collector(
-            self.maintenance, self.manifest, fs=self.disk, root="/store", clock=self.clock,
-            settings=CollectionSettings(grace_s=self._grace_s),
-        )  # fmt: skip
-        self.tree = self.maintenance.open_tree(1, 0, "tables/1", self._settings)
-        self.machine = VectorMachine(self.tree, self.maintenance, DESCRIPTOR, self._options)
-        self.jobs.compensate_orphans()
+    def replay(self) -> None:
+        changes = self._options.changes
+        feed = None if changes is None else open_feed(self.maintenance, DESCRIPTOR, self.tree, changes)
+        self.machine = VectorMachine(self.tree, self.maintenance, DESCRIPTOR, self._options, feed=feed)
         for lsn, time_us, payload in self.records:
             if lsn > self.tree.stored:
                 self.apply(lsn, time_us, decode_section(payload))
-
-    def close(self) -> None:
-        self.manifest.close()
-
-    def reopen(self) -> None:
-        self.close()
-        self.open()
 
     def write(self, *parts: Part) -> int:
         lsn, time_us, section = 1 + self.tree.lsn, self.clock.time_us(), VectorSection(*parts)
@@ -171,12 +140,6 @@ class VectorPlace:
 
     def apply(self, lsn: int, time_us: int, section: VectorSection) -> None:
         self.machine.apply(Entry(lsn, time_us, (), (section,)))
-
-    def flush(self) -> None:
-        self.maintenance.flush(self.tree)
-
-    def compact(self, *, everything: bool = True) -> None:
-        self.maintenance.compact(self.tree, everything=everything)
 
     # -- the steps of a new generation, as jobs do them
 

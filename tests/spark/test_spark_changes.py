@@ -65,6 +65,62 @@ def test_every_change_counts_once(
     assert max(logged(store).values()) == 1
 
 
+def test_samples_count_once_and_are_read_in_batches(spark: Any, store: Store, folder: str) -> None:
+    cpu = store.series("users", shards=2, changes=True)
+    store.queue("log")
+    for host in "abc":
+        cpu.write_columns("cpu", [1.0, 2.0], {"host": host}, times=[1, 2], durable=True)
+    first = cpu.changes().to_arrow()["_commit_version"][-1].as_py()
+    line = "concat_ws(' ', _commit_version, _change_type, labels['host'], unix_micros(time), value) AS payload"
+
+    def logging(changes: Any) -> dict[str, Any]:
+        return {"log": changes.selectExpr(line)}
+
+    for _ in range(2):
+        query = penstock.spark.stream(
+            spark, folder, source="users", consumer="log", batch=logging, available_now=True, max_rows=4
+        )
+        assert penstock.spark.wait(query, timeout_s=120).lag == 0
+        if cpu.changes(after=first).to_arrow().num_rows == 0:
+            cpu.delete('{host="b"}', durable=True)
+            cpu.write("cpu", 5.0, {"host": "c"}, time=2, durable=True)
+
+    def lines(rows: list[dict[str, Any]]) -> Counter[bytes]:
+        return Counter(
+            " ".join(
+                str(part)
+                for part in (
+                    row["_commit_version"],
+                    row["_change_type"],
+                    dict(row["labels"])["host"],
+                    row["time"].microsecond,
+                    row["value"],
+                )
+                if part is not None
+            ).encode()
+            for row in rows
+        )
+
+    everything = cpu.changes().to_arrow().to_pylist()
+    assert logged(store) == lines(everything)
+    assert {row["_change_type"] for row in everything} == {"insert", "update_postimage", "delete"}
+
+    def read(**options: object) -> list[Any]:
+        reader = spark.read.format("penstock").option("table", "users").option("changes", "true")
+        return list(reader.options(**options).load(folder).collect())
+
+    versions = Counter(row["_commit_version"] for row in everything)
+    assert Counter(row._commit_version for row in read()) == versions
+    until = {lsn: count for lsn, count in versions.items() if lsn <= first}
+    assert Counter(row._commit_version for row in read(until=first)) == until
+    assert Counter(row._commit_version for row in read(after=first)) == versions - Counter(until)
+    assert read(after=first, until=first) == []
+    wrong = {"after": 1 << 40, "until": "x", "snapshot": "none", "start": 1}
+    for name, value in wrong.items():
+        with pytest.raises(Exception, match=f"not there|option {name}|no snapshot|snapshot"):
+            read(**{name: value})
+
+
 def test_a_plain_stream_and_its_refusals(spark: Any, store: Store, folder: str, tmp_path: Any) -> None:
     users = store.kv("users", value="int64", changes=True)
     store.kv("plain")

@@ -84,6 +84,32 @@ def test_selector_and_times_are_pushed_down(spark: Any, store: Store, folder: st
         spark.read.format("penstock").option("table", "users").option("selector", "cpu").load(folder).collect()
 
 
+def test_only_the_columns_asked_for_are_read(spark: Any, store: Store, folder: str) -> None:
+    """With the option `columns`, or a schema: labels that no query needs are not sent to Spark."""
+    metrics = store.series("metrics", shards=2)
+    for host in "ab":
+        metrics.write_columns("cpu", np.arange(10.0), {"host": host}, times=np.arange(10) * HOUR_US)
+    store.checkpoint()
+    metrics.write("mem", 7.0, {"host": "a"}, time=HOUR_US)  # not in a file
+    store.flush()
+    two = load(spark, folder, columns="value, metric")
+    assert two.columns == ["value", "metric"]
+    assert dict(two.groupBy("metric").sum("value").collect()) == {"cpu": 90.0, "mem": 7.0}
+    some = load(spark, folder, columns="metric,time", selector="mem").collect()
+    assert [(row["metric"], row["time"].astimezone(UTC).hour) for row in some] == [("mem", 1)]
+    info = store.port.table("metrics")
+    assert info is not None
+    reader = TableReader({"path": folder, "table": "metrics"}, two.schema, info)
+    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+    assert {tuple(batch.schema.names) for batch in batches} == {("value", "metric")}
+    for wrong, message in (
+        ("value,host", "no column 'host': it has metric, labels"),
+        ("value,value", "each column once"),
+    ):
+        with pytest.raises(Exception, match=message):
+            load(spark, folder, columns=wrong)
+
+
 def test_a_stream_and_a_commit_write_series_once(spark: Any, store: Store, folder: str, tmp_path: Path) -> None:
     metrics, totals = store.series("metrics", shards=2), store.kv("totals", value="int64")
     events = store.queue("events", shards=2)

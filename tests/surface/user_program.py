@@ -114,7 +114,7 @@ def main(path: str) -> None:
         ingest(store)
         consume(events, store.kv("totals", value="int64"), store)
         assert_type(store.compact("totals").files_after, int)
-        assert_type([trouble.table for trouble in store.check()], list[str])
+        assert_type([trouble.table for trouble in store.troubles()], list[str])
         try:
             store.kv("missing", create=False)
         except NotFound as error:

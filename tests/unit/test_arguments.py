@@ -400,12 +400,12 @@ def test_afterwards_the_store_opens_and_works(tmp_path: Path) -> None:
                 call(store, store.kv("t"), store.queue("q"), wrong)
         store.kv("t").put(b"k", b"1")
         store.queue("q").append(b"1")
-        assert store.check() == []
+        assert store.troubles() == []
     with penstock.open(path) as store:
         assert store.tables() == ["floats", "jsons", "q", "t", "texts", "wholes"]
         assert dict(store.kv("t").scan()) == {b"k": b"1"}
         assert sum(bounds.next - 1 for bounds in store.queue("q").bounds()) == 1
-        assert store.check() == []
+        assert store.troubles() == []
 
 
 def test_subclasses_become_plain_values(owner: penstock.Store, client: Tables) -> None:

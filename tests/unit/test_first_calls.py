@@ -51,7 +51,7 @@ PROGRAM = r"""
     for name, call in calls.items():
         reading, writing = os.pipe()
         if not os.fork():
-            said = "nothing"
+            said, begun = "nothing", False
             try:
                 store = penstock.open(os.path.join(folder, name))
                 users, events = store.kv("users"), store.queue("events", headers=True)
@@ -59,10 +59,11 @@ PROGRAM = r"""
                 users.put(b"k", b"v")
                 events.put(b"m", durable=True)
                 assert "pandas" not in sys.modules
+                begun = not asked
                 exec(call)
                 said = "an interrupt was lost" if asked else "it returned"
             except BaseException as error:
-                said = type(error).__name__
+                said = type(error).__name__ if begun else f"opening imported pandas, or failed: {error!r}"
             os.write(writing, said.encode())
             os._exit(0)
         os.close(writing)

@@ -401,7 +401,7 @@ def test_of_a_dropped_table_nothing_is_left(store: Store, disk: SimulatedDisk) -
         with pytest.raises(NotFound):
             act()
     assert not list(store.kv("t").scan())
-    store._retry_task()
+    store._tasks.retry()
     assert not disk.exists(f"/store/tables/{number}")
 
 
@@ -556,11 +556,11 @@ def test_a_full_disk_takes_deletes_and_recovers() -> None:
         with pytest.raises(DiskFull), store.batch() as batch:
             batch.kv("t").delete(b"k06")
             batch.kv("t").put(b"x", b"")
-        store._retry_task()
+        store._tasks.retry()
         with pytest.raises(DiskFull):
             table.put(b"x", b"")
         disk.capacity_bytes = None
-        store._retry_task()
+        store._tasks.retry()
         table.put(b"x", b"1", durable=True)
     with open_simulated(disk, clock, settings) as store:
         left = {key for key, _ in store.kv("t").scan()}

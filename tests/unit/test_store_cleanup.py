@@ -68,9 +68,9 @@ def work(store: Store, clock: FakeClock, round_: int) -> None:
         store._port.maintain()
         store.flush()
     store.drop("other")
-    store._retry_task()
+    store._tasks.retry()
     store._collector.collect()
-    store._housekeeping_task()
+    store._tasks.clean_up()
 
 
 def untouched(rounds: int) -> set[str]:
@@ -149,9 +149,9 @@ def test_a_drop_while_a_job_works_on_another_shard(caplog: pytest.LogCaptureFixt
         store.drop("rows")
         folder = f"/store/tables/{info.table_id}"
         for _ in range(3):
-            store._retry_task()
+            store._tasks.retry()
         assert disk.exists(folder)
         jobs.complete(lease)
-        store._retry_task()
+        store._tasks.retry()
         assert not disk.exists(folder)
     assert not caplog.records, caplog.text

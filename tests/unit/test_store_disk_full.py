@@ -206,7 +206,7 @@ def test_the_control_a_store_that_does_not_mend(small_disk: Path, monkeypatch: p
     with pytest.raises(DiskFull):
         store.kv("rows").delete(b"before", durable=True)
     ballast.unlink()
-    store._retry_task()
+    store._tasks.retry()
     with pytest.raises(DiskFull):
         store.kv("rows").delete(b"before", durable=True)
     with pytest.raises(PenstockError):
@@ -232,7 +232,7 @@ def work(store: Store, durable: dict[bytes, bytes], failures: list[Exception]) -
             store.checkpoint,
             lambda: store.compact("rows"),
             store._port.maintain,
-            store._retry_task,
+            store._tasks.retry,
             store._collector.collect,
         ]
         for step in steps:
@@ -270,7 +270,7 @@ def run_with(fault: Fault | None) -> tuple[LabelledDisk, list[Exception]]:
     disk.on_image = None  # no faults from here on
     for _ in range(3):
         clock.advance(10.0)
-        store._retry_task()
+        store._tasks.retry()
     store.queue("messages").put(b"last", durable=True)
     put(store, b"last", durable)
     assert all(store.kv("rows").get(key) == value for key, value in durable.items())

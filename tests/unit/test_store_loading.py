@@ -66,7 +66,7 @@ def store(
             yield owner
             return
         if request.param == "far client":  # one that does not see the folder
-            monkeypatch.setattr("penstock.client.building.read_identity", lambda fs, root: None)
+            monkeypatch.setattr("penstock.client.building.read_uuid", lambda fs, root: None)
         with penstock.connect(tmp_path / "data") as client:
             yield client
 
@@ -424,7 +424,7 @@ def test_committed_rows_are_not_committed_again_after_a_crash(kind: str, monkeyp
         batch.load("t", prepared)
     store.checkpoint()
     assert store.table("t").to_arrow().num_rows == 2
-    assert store.check() == []
+    assert store.troubles() == []
     store.close()
 
 

@@ -148,7 +148,7 @@ def test_a_store_whose_owner_was_killed(crashed: Path) -> None:
             assert store.tables() == ["counts", "events", "made_late", "users"]
             assert store.kv("counts", value="int64")[b"n"] == 4
             assert store.kv("users").get(b"4.199") == b"x" * 100
-            assert store.check() == []
+            assert store.troubles() == []
         assert tree(path) == before
     with penstock.open(path) as store:
         assert content(store) == read, "recovery as an owner finds the same"

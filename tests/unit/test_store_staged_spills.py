@@ -143,14 +143,14 @@ def test_a_restart_after_the_lease_loses_nothing(kind: LoadedKind, clock: FakeCl
     disk = FailingDisk()
     store = spilled_load(kind, disk, clock)
     clock.advance(LEASE_S + 1)
-    store._housekeeping_task()  # in the process that wrote it
+    store._tasks.clean_up()  # in the process that wrote it
     assert len(staged(store)) == 1
     disk = crash(disk)
     clock.advance(LEASE_S + 1)
     store = open_here(disk, clock)
-    store._housekeeping_task()  # before anything uses the table
+    store._tasks.clean_up()  # before anything uses the table
     assert kind.read(store) == kind.expected
-    assert store.check() == []
+    assert store.troubles() == []
     store.close()
     store = open_here(crash(disk), clock)
     assert kind.read(store) == kind.expected
@@ -165,14 +165,14 @@ def test_a_shard_that_still_fails_keeps_its_file(kind: LoadedKind, clock: FakeCl
     disk.failing = f"/s/tables/{failing}/0/"
     clock.advance(LEASE_S + 1)
     store = open_here(disk, clock)
-    store._housekeeping_task()
+    store._tasks.clean_up()
     assert len(staged(store)) == 1
     store.kv("other").put(b"more", b"1", durable=True)
     store.checkpoint()
-    store._housekeeping_task()
+    store._tasks.clean_up()
     disk = crash(disk)
     store = open_here(disk, clock)
-    store._housekeeping_task()
+    store._tasks.clean_up()
     assert kind.read(store) == kind.expected
     store.close()
 
@@ -195,7 +195,7 @@ def test_a_commit_that_is_refused_does_not_unprotect_the_file_of_another(kind: L
     with pytest.raises(PenstockError), store.batch() as batch:
         batch.adopt("t", [StagedFile(key.chunk_id, row.file_name, 1, bytes(32))])
     clock.advance(LEASE_S + 1)
-    store._housekeeping_task()
+    store._tasks.clean_up()
     store = open_here(crash(disk), clock)
     assert kind.read(store) == kind.expected
     store.close()
@@ -216,7 +216,7 @@ def test_a_file_is_not_committed_while_it_is_purged(clock: FakeClock, monkeypatc
         discard(self, *arguments)
 
     monkeypatch.setattr(Staging, "discard", commit_first)
-    store._housekeeping_task()
+    store._tasks.clean_up()
     assert len(refused) == 1
     assert staged(store) == []
     assert kind.read(store) == []
@@ -230,7 +230,7 @@ def test_a_shard_that_cannot_be_opened_keeps_its_files(clock: FakeClock, monkeyp
     store = open_here(crash(disk), clock)
     with monkeypatch.context() as patch:
         patch.setattr(SpillLog, "entries", _fail)
-        store._housekeeping_task()
+        store._tasks.clean_up()
     assert len(staged(store)) == 1
     assert kind.read(store) == kind.expected
     store.close()
@@ -271,6 +271,6 @@ def test_a_commit_of_spark(kind: LoadedKind, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(OsFileSystem, "create", create)
     clock = FakeClock(time_us=SystemClock().time_us() + 2 * 3_600_000_000)
     with open_store(path, clock=clock, settings=replace(SETTINGS, trust_clock=True)) as store:
-        store._housekeeping_task()
+        store._tasks.clean_up()
         assert kind.read(store) == kind.expected
-        assert store.check() == []
+        assert store.troubles() == []

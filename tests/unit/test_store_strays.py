@@ -86,7 +86,7 @@ def live_through(path: str) -> None:
             store._collector.collect()
             store._collector.collect()
             store._dropped.remove()
-            store._housekeeping_task()
+            store._tasks.clean_up()
             check(store)
 
 

@@ -347,7 +347,7 @@ def test_nothing_was_changed(owner: penstock.Store) -> None:
     for call in CALLS:
         refused(owner, call)
     assert content(owner) == before
-    assert owner.check() == []
+    assert owner.troubles() == []
 
 
 def test_another_kind(store: Any) -> None:

@@ -130,10 +130,55 @@ def drop(store: Store, table: Name, yes: Annotated[bool, typer.Option("--yes", h
 
 
 @app.command()
-def check(store: Store) -> None:
-    """List acknowledged writes that cannot be read; the exit code is 1 if there are any."""
+def check(
+    store: Annotated[Path, typer.Argument(help="the folder of a store, or of backups")],
+    number: Annotated[int | None, typer.Option(help="of a backup; the newest by default")] = None,
+) -> None:
+    """Read every file of a store, or of a backup, and list what is damaged; the exit code is 1 if anything is."""
+    if (store / "BACKUPS").exists():
+        _report_damage(penstock.check_backup(store, number=number))
+        return
+    if number is not None:
+        raise Invalid(f"--number is of a backup, and {store} is not a folder of backups: omit it")
     with _connect(store) as opened:
-        _report(opened.check())
+        report = opened.check()
+    for orphan in report.orphans:
+        print(f"named by nothing: {orphan}", file=sys.stderr)
+    if not report.damage:
+        _report(report.troubles)
+        return
+    if report.troubles:
+        _print(_TROUBLE, map(_trouble, report.troubles))
+    _report_damage(report.damage)
+
+
+@app.command()
+def backup(
+    store: Store,
+    target: Annotated[Path, typer.Argument(help="a folder for backups of this store, created if absent")],
+    keep: Annotated[int | None, typer.Option(help="remove all but this many of the newest backups")] = None,
+) -> None:
+    """Copy a store as of one LSN, while it is in use; only what changed since the last backup is copied."""
+    with _connect(store) as opened:
+        report = opened.backup(target, keep=keep)
+    console.print(
+        f"backup {report.number} at LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes, "
+        f"{report.files_copied:,} of {report.bytes_copied:,} bytes copied"
+    )
+
+
+@app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="a folder of backups")],
+    store: Annotated[Path, typer.Argument(help="the folder of the new store, absent or empty")],
+    number: Annotated[int | None, typer.Option(help="of the backup; the newest by default")] = None,
+) -> None:
+    """Make a new store from a backup."""
+    report = penstock.restore(source, store, number=number)
+    console.print(
+        f"backup {report.number}, as of LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes in {store}",
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -162,7 +207,23 @@ def _report(troubles: list[Trouble]) -> None:
     if not troubles:
         console.print("all is well")
         return
-    _print(("table", "shard", "LSN", "what"), ((one.table, one.shard, one.lsn, one.reason) for one in troubles))
+    _print(_TROUBLE, map(_trouble, troubles))
+    raise typer.Exit(1)
+
+
+_TROUBLE = ("table", "shard", "LSN", "what")
+
+
+def _trouble(one: Trouble) -> tuple[Any, ...]:
+    return one.table, one.shard, one.lsn, one.reason
+
+
+def _report_damage(damage: list[penstock.FileDamage]) -> None:
+    if not damage:
+        console.print("all is well")
+        return
+    for one in damage:  # one line each, however long the path is
+        print(f"{one.path}: {one.reason}")
     raise typer.Exit(1)
 
 
@@ -189,6 +250,7 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     http: Annotated[str | None, typer.Option(help="HOST:PORT: `penstock http` beside it, in another process")] = None,
     table: Annotated[str | None, typer.Option(help="with --http: the series table of /api/v1")] = None,
     logs: Annotated[str | None, typer.Option(help="with --http: the queue for OTLP's logs")] = None,
+    create: Annotated[bool, typer.Option(help="with --http: create these tables if they are absent")] = False,
     metrics_port: Annotated[int | None, typer.Option(help="of http://127.0.0.1:PORT/metrics for Prometheus")] = None,
 ) -> None:
     """Own a store and serve it over TCP with TLS, until SIGTERM or SIGINT."""
@@ -200,9 +262,10 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     given = {"--certificate": certificate, "--key": key, "--tokens": tokens, "--table": table, "--logs": logs}
     if http is not None:
         given["--host"], given["--port"] = map(str, parse_address(http))
-    elif table is not None or logs is not None:
-        raise Invalid("--table and --logs go with --http: give it, too")
+    elif table is not None or logs is not None or create:
+        raise Invalid("--table, --logs and --create go with --http: give it, too")
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    options += ["--create"] if create else []
     settings = penstock.StoreSettings(metrics_port=metrics_port)
     with stop_on_signals() as stopping, penstock.open(store, settings=settings) as opened, ExitStack() as ends:
         bound = serve_tcp(opened, host, port, certificate=certificate, key=key, tokens=tokens)
@@ -232,6 +295,7 @@ def http(  # noqa: PLR0917 - typer reads the signature
     tokens: Annotated[Path | None, typer.Option(help="file that lists tokens and their rights")] = None,
     certificate: Annotated[Path | None, typer.Option(help="PEM file")] = None,
     key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key")] = None,
+    create: Annotated[bool, typer.Option(help="create the store and these tables if they are absent")] = False,
     beside: Annotated[bool, typer.Option(hidden=True, help="end with the owner that started it")] = False,
 ) -> None:
     """Answer Prometheus' HTTP API, and take remote write, OTLP and line protocol, until SIGTERM or SIGINT."""
@@ -241,23 +305,29 @@ def http(  # noqa: PLR0917 - typer reads the signature
 
     try:
         from penstock.http.application import HttpSettings
-        from penstock.http.serving import serve_http
+        from penstock.http.serving import find_tables, serve_http
     except ImportError as missing:
         raise Invalid("penstock http needs starlette and uvicorn: pip install 'penstock[http]'") from missing
     try:
         rights_of = None if tokens is None else Tokens.parse(tokens.read_text()).rights_of
     except OSError as error:
         raise Invalid(f"the file of tokens cannot be read: {error}") from None
-    settings = HttpSettings(table=table, logs=logs, write=write, rights_of=rights_of)
-    with (
-        stop_on_signals() as stopping,
-        penstock.connect(store) as opened,
-        serve_http(opened, settings, host, port, certificate=certificate, key=key) as bound,
-    ):
+    with stop_on_signals() as stopping, ExitStack() as ends:
+        opened = ends.enter_context(_connect_for_http(store, create))
+        table = find_tables(opened, table, logs, create=create)
+        settings = HttpSettings(table=table, logs=logs, write=write, rights_of=rights_of)
+        bound = ends.enter_context(serve_http(opened, settings, host, port, certificate=certificate, key=key))
         print(f"http{'' if certificate is None else 's'}://{host}:{bound}", flush=True)
         while not stopping.wait(0.25):
             if beside and parent_has_ended():
                 break
+
+
+def _connect_for_http(store: Path, create: bool) -> Any:
+    try:
+        return penstock.connect(store, create=create)
+    except NotFound:
+        raise NotFound(f"there is no store in {store}: give another path, or --create") from None
 
 
 @app.command()

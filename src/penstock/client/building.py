@@ -19,7 +19,7 @@ from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import BuildContext
 from penstock.partition.reference import StagedFile, files_of
-from penstock.store.identity import read_identity
+from penstock.store.identity import StoreIdentity, read_uuid
 
 if TYPE_CHECKING:
     from penstock.client.port import FlightPort
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def building(
-    port: Callable[[], FlightPort], root: str, identity: bytes, time_us: int, lease_s: float
+    port: Callable[[], FlightPort], root: str, store: tuple[bytes, bytes], time_us: int, lease_s: float
 ) -> Iterator[BuildContext]:
-    """Provide a context to build files for the store `identity`, which is in `root` if this process can access it.
+    """Provide a context to build files for a store, which is in `root` if this process can access it.
 
-    `port` is called when the first file is begun: few rows need none. `time_us` is the store's time.
+    `store` is the identity of its files, and its UUID. `port` is called when the first file is begun: few rows need
+    none. `time_us` is the store's time.
     """
-    fs = OsFileSystem()
+    fs, (identity, uuid) = OsFileSystem(), StoreIdentity(*store)
 
     def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
         return port().stage(partition, count, lease_s)
 
-    if read_identity(fs, root) == identity:
+    if read_uuid(fs, root) == uuid:
         yield BuildContext(root, identity, reserve, time_us, threads.process_name())
         return
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder:

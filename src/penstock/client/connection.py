@@ -281,12 +281,15 @@ class Connection:
         line = self._locator.open(deadline_s)
         try:
             owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
+            if not owner.takes_writes:
+                raise GoneError("this member of the cluster does not lead", untouched=True)
         except GoneError as gone:
+            line.close()
             if not Retries(self._clock, deadline_s).again():
                 raise self._no_answer(gone) from None
             return
         with self._lock:
-            if self._owner is not None and owner.identity != self._owner.identity:
+            if self._owner is not None and owner.uuid != self._owner.uuid:
                 raise Closed(f"there is another store in {self._locator.name} than before: connect again")
             if self._line is None and not self._closed:
                 self._owner, self._line = owner, line

@@ -37,6 +37,8 @@ from penstock.partition.reference import Reference, StagedFile
 from penstock.protocol import wire
 from penstock.registry import check_altered, kind_named
 from penstock.scheduler.offers import Offer
+from penstock.store.backup import BackupReport
+from penstock.store.check import CheckReport
 from penstock.store.statistics import StoreStatistics
 from penstock.store.views import StoreView
 
@@ -269,9 +271,18 @@ class FlightPort(FlightReading):
         self.learn([altered], now=True)
         return altered
 
-    def check(self) -> list[Trouble]:
+    def troubles(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why."""
-        return self._connection.ask(wire.CheckStore(), list[Trouble])
+        return self._connection.ask(wire.ListTroubles(), list[Trouble])
+
+    def check(self, timeout_s: float) -> CheckReport:
+        """Have the owner read every file of the store."""
+        return self._connection.ask(wire.CheckStore(), CheckReport, wait_s=timeout_s)
+
+    def backup(self, target: str, keep: int | None, timeout_s: float) -> BackupReport:
+        """Have the owner back the store up."""
+        self._flush_writes()
+        return self._connection.ask(wire.BackupStore(target, keep), BackupReport, repeat=False, wait_s=timeout_s)
 
     def wait_for(self, lsn: int, tables: Sequence[TableInfo], timeout_s: float) -> int:
         """Wait until tables have applied every record up to an LSN; a long wait is several requests."""
@@ -382,7 +393,7 @@ class FlightPort(FlightReading):
     def building(self, lease_s: float) -> AbstractContextManager[BuildContext]:
         owner = self._connection.owner
         root = self._connection.folder or owner.path
-        return building(lambda: self, root, owner.identity, self.time_us(), lease_s)
+        return building(lambda: self, root, (owner.identity, owner.uuid), self.time_us(), lease_s)
 
     def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         """Return the reference to files for a group; the owner checks and syncs them before it accepts the group."""

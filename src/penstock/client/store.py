@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock.arguments import seconds
+from penstock.arguments import seconds, whole
 from penstock.client.connection import Connection, OwnerLocator
 from penstock.client.flusher import SEND_S
 from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort
@@ -27,11 +28,15 @@ from penstock.lsm.manual_compaction import COMPACT_WAIT_S, CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo
 from penstock.registry import check_name
+from penstock.store.backup import BackupReport, check_target
+from penstock.store.backup_folder import NUMBER_MAX
+from penstock.store.check import CheckReport
 from penstock.store.statistics import StoreStatistics
 from penstock.store.tables import StoreSnapshot, Tables, check_epoch
 from penstock.store.views import StoreSubscription, StoreView
 
 TIMEOUT_S_MAX = 24 * 3600.0
+WHOLE_S = 3600.0  # for a backup or a check of the whole store
 
 
 class RemoteSnapshot(StoreSnapshot):
@@ -114,7 +119,7 @@ class RemoteStore(Tables):
         self._connection = Connection(locator, clock=clock, owner_timeout_s=owner_timeout_s)
         owner = self._connection.owner  # raises if there is no owner
         self.path = locator.folder or owner.path
-        self.identity = owner.identity
+        self.identity, self.uuid = owner.identity, owner.uuid
         self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
         self.metrics = RemoteMetrics(self._check_usable, self._port)
         self._forget_exit = threads.at_exit(self, RemoteStore.close)
@@ -160,7 +165,7 @@ class RemoteStore(Tables):
         return self._port.compact(check_name(name), seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
 
     def resume(self, name: str) -> list[Trouble]:
-        """Let a paused table try again; return the troubles that remain, as `check` does."""
+        """Let a paused table try again; return those of its `troubles` that remain."""
         self._check_usable()
         return self._port.resume(check_name(name))
 
@@ -177,16 +182,35 @@ class RemoteStore(Tables):
     def repair(self, name: str) -> list[Trouble]:
         """Replace the damaged files of a table by its snapshot, and apply again all that was written since.
 
-        Nothing is lost. Returns the troubles that remain, as `check` does; `Invalid` if `keep_snapshot` was not called
+        Nothing is lost. Returns those of its `troubles` that remain; `Invalid` if `keep_snapshot` was not called
         before.
         """
         self._check_usable()
         return self._port.repair(check_name(name))
 
-    def check(self) -> list[Trouble]:
+    def troubles(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why; an empty list if all is well."""
         self._check_usable()
-        return self._port.check()
+        return self._port.troubles()
+
+    def check(self, *, timeout_s: float = WHOLE_S) -> CheckReport:
+        """Have the owner read every file of the store; return what is damaged, cannot be read, or is named by nothing.
+
+        `WaitExpired` if that takes longer than `timeout_s` seconds, at most a day.
+        """
+        self._check_usable()
+        return self._port.check(seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
+
+    def backup(self, target: str | Path, *, keep: int | None = None, timeout_s: float = WHOLE_S) -> BackupReport:
+        """Have the owner copy the store as of one LSN into a folder of this machine, as `Store.backup` does.
+
+        `Invalid` over TCP: a backup is written where the store is. `OutcomeUnknown` if the owner does not answer
+        within `timeout_s` seconds, at most a day: a whole backup may appear later.
+        """
+        self._check_usable()
+        keep = None if keep is None else whole(keep, "keep", 1, NUMBER_MAX)
+        folder = check_target(target, self.path)
+        return self._port.backup(folder, keep, seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
 
     def statistics(self) -> StoreStatistics:
         """Return the state of the store now, of the tables that this client may read; epochs are those of the owner."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from penstock.errors import DiskFull
 from penstock.host.file_errors import is_disk_full
@@ -129,6 +129,19 @@ def remove_file(fs: FileSystem, path: str) -> bool:
         logger.warning("%s could not be removed (%s): this is retried later", path, error)
         return False
     return True
+
+
+def walk(fs: FileSystem, folder: str, below: str = "") -> Iterator[str]:
+    """Yield the paths of all files below a folder, relative to it; none if there is no such folder."""
+    try:
+        names = sorted(fs.listdir(f"{folder}/{below}".rstrip("/")))
+    except FileNotFoundError:
+        return
+    for name in names:
+        try:
+            yield from walk(fs, folder, f"{below}{name}/")
+        except NotADirectoryError:
+            yield f"{below}{name}"
 
 
 def remove_folder(fs: FileSystem, path: str) -> None:

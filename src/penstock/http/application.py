@@ -7,7 +7,7 @@ host and origin, its token and rights, the size of its body, and only then its c
     POST       /api/v1/write                    remote write 1.0 and 2.0
     POST       /v1/metrics, /v1/logs            OTLP: metrics to the default table, logs to a queue
     POST       /write, /api/v2/write            line protocol
-    GET        /-/healthy, /-/ready, /metrics   of the store itself
+    GET        /-/healthy, /-/ready, /metrics   of the store itself; / says where to go
 
 Without tokens it listens on loopback only, and reads; `write=True` lets it write. A browser's page cannot use it: the
 host has to be a loopback name, and an `Origin` has to be that host.
@@ -43,6 +43,7 @@ from penstock.http.otlp import decode_logs, decode_metrics, metrics_answer
 from penstock.http.prometheus_api import ANSWERS, ExecutionRefused, ReadRequest, label_values
 from penstock.http.remote_write import decode_write, write_version
 from penstock.http.samples import LabelCache, ReceivedSamples
+from penstock.promql.limits import SampleRoom
 from penstock.series.reader import SeriesReader
 from penstock.series.section import MetricMetadata
 from penstock.server.rights import READ, WRITE, Right, Rights
@@ -57,7 +58,9 @@ BODY_S = 30.0  # for all of a body to arrive
 DECODE_S = 10.0  # for lines to be decoded
 DESCRIBED_MAX = 100_000  # metrics whose metadata are not written again
 REQUESTS_MAX = 64  # at work or waiting for a thread
+SAMPLES_MAX = 40_000_000  # that all queries hold at once: each takes some 60 bytes
 THREADS_MAX = 8  # that read, and as many that write: slow queries do not keep samples waiting
+INDEX = "Penstock answers Prometheus' API under /api/v1, and /prometheus/TABLE/api/v1 of other tables.\n"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 PREFIXES = ("", "/prometheus/{table}")
 WriteAct: TypeAlias = Callable[[Request, bytes], Response]
@@ -97,11 +100,13 @@ class _Door:
         self._threads: dict[Right, CapacityLimiter] = {}  # made in the event loop
         self._working = 0
         self._labels = LabelCache()
+        self._room = SampleRoom(SAMPLES_MAX)
         self._recovering = threads.lock("http.recovering")
         self._described: dict[tuple[int, str], MetricMetadata] = {}  # by table and metric: what is stored already
 
     def routes(self) -> list[Route]:
         made = [Route(f"/-/{name}", self._alive) for name in ("healthy", "ready")]
+        made.append(Route("/", self._index))
         made.append(Route("/metrics", self._metrics))
         for prefix in PREFIXES:
             base = f"{prefix}/api/v1"
@@ -120,6 +125,9 @@ class _Door:
 
     async def _alive(self, request: Request) -> Response:
         return Response("Penstock is healthy.\n", media_type="text/plain")
+
+    async def _index(self, request: Request) -> Response:
+        return Response(INDEX, media_type="text/plain")
 
     async def _metrics(self, request: Request) -> Response:
         return await self._guarded(request, self._metrics_answer, None)
@@ -221,15 +229,18 @@ class _Door:
         parameters = _parameters(request.scope["query_string"])
         if request.method == "POST":
             parameters |= _parameters(await _body(request, FORM_BYTES_MAX))
-        reading = ReadRequest(parameters, self._clock)
+        reading = ReadRequest(parameters, self._clock, self._room)
         with _until_disconnected(request, reading.cancel):
             body = await self._in_thread(READ, partial(self._encoded, answer, request, table, reading))
         return Response(body, media_type="application/json")
 
     def _encoded(self, answer: ReadAct, request: Request, table: str, reading: ReadRequest) -> bytes:
         """Return an answer as JSON, here and not in the event loop: it may be long."""
-        data = answer(request, self._store.series(table, create=False), reading)
-        return msgspec.json.encode({"status": "success", "data": data})
+        try:
+            data = answer(request, self._store.series(table, create=False), reading)
+            return msgspec.json.encode({"status": "success", "data": data})
+        finally:
+            reading.close()
 
     def _answer(self, name: str, request: Request, table: SeriesReader, reading: ReadRequest) -> Any:
         return ANSWERS[name](table, reading)

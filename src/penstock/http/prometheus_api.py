@@ -18,6 +18,7 @@ from penstock.http.query_json import query_json
 from penstock.http.result_json import result_json
 from penstock.promql import QueryBudget, QueryLimits, StepGrid, parse_query, step_grid
 from penstock.promql.formatting import format_query
+from penstock.promql.limits import STEPS_MAX, SampleRoom
 from penstock.series.labels import METRIC
 from penstock.series.reader import SeriesReader
 from penstock.series.selectors import parse_selector
@@ -40,9 +41,10 @@ class ExecutionRefused(FixTheCall):
 class ReadRequest:
     """A request that reads: its parameters, its clock, and whether its client still waits."""
 
-    def __init__(self, parameters: Parameters, clock: Clock) -> None:
+    def __init__(self, parameters: Parameters, clock: Clock, room: SampleRoom | None = None) -> None:
         self.parameters = parameters
         self.clock = clock
+        self._room = room
         self._budget: QueryBudget | None = None
         self._cancelled = False
 
@@ -52,12 +54,17 @@ class ReadRequest:
         if self._budget is not None:
             self._budget.cancel()
 
+    def close(self) -> None:
+        """Give back what the query holds."""
+        if self._budget is not None:
+            self._budget.close()
+
     def budget(self) -> QueryBudget:
         """Return the budget of the query; `Invalid` if the timeout is malformed."""
         timeout_s = TIMEOUT_S
         if self.parameters.get("timeout"):
             timeout_s = min(parse_duration(_one(self.parameters, "timeout"), "timeout") / 1e6, TIMEOUT_S_MAX)
-        self._budget = QueryBudget(QueryLimits(timeout_s=timeout_s), self.clock)
+        self._budget = QueryBudget(QueryLimits(timeout_s=timeout_s), self.clock, self._room)
         if self._cancelled:  # before there was one
             self._budget.cancel()
         return self._budget
@@ -139,6 +146,8 @@ def _query_range(table: SeriesReader, request: ReadRequest) -> Any:
     parse_query(text)
     start, end = (parse_moment(_one(parameters, name), name) for name in ("start", "end"))
     grid = step_grid(start, end, parse_duration(_one(parameters, "step"), "step"))
+    if grid.steps > STEPS_MAX:
+        raise Invalid(f"exceeded maximum resolution of {STEPS_MAX} points per time series: give a longer step")
     return _evaluated(table, text, grid, request.budget(), instant=False)
 
 

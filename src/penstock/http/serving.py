@@ -6,6 +6,7 @@ Thread: `serve_http` starts one, and ends it with its block.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ from penstock.host.clock import SystemClock
 from penstock.host.waiting import pause
 from penstock.http.application import HttpSettings, http_application
 
+log = logging.getLogger(__name__)
 START_S = 10.0
 END_S = 10.0
-CONNECTIONS_MAX = 256
+CONNECTIONS_MAX = 256  # one more ends the one that has waited longest for a request
+HANDSHAKE_S = 5.0  # of TLS
 IDLE_S = 30  # between requests, for the headers of one, and until something of an answer is read
 LOOPBACK_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 
@@ -53,7 +56,6 @@ def serve_http(
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS_MAX,
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=int(END_S),
         ssl_certfile=None if certificate is None else str(certificate),
@@ -65,7 +67,7 @@ def serve_http(
         raise Invalid(f"certificate and key are not a pair of PEM files: {error}") from None
     server = uvicorn.Server(config)
     listening = _listening(host, port)
-    thread = threads.spawn(lambda: server.run(sockets=[listening]), name="penstock-http")
+    thread = threads.spawn(lambda: _run(server, listening), name="penstock-http")
     try:
         clock = SystemClock()
         until_s = clock.monotonic_s() + START_S
@@ -80,11 +82,42 @@ def serve_http(
         listening.close()
 
 
+def find_tables(store: Any, table: str | None, logs: str | None, *, create: bool) -> str | None:
+    """Return the default table: the one that is named, or the only series table; `create` makes what is absent."""
+    series = [info.name for info in store.port.tables() if info.kind == "series"]
+    if table is None and len(series) == 1:
+        table = series[0]
+    elif table is None and create:
+        raise Invalid("--create needs --table: name the series table of /api/v1")
+    if create:
+        store.series(table)
+        if logs is not None:
+            store.queue(logs)
+    elif table is not None and table not in series:
+        log.warning("there is no series table %s yet: requests are answered 404 until there is; see --create", table)
+    return table
+
+
+def _run(server: uvicorn.Server, listening: socket.socket) -> None:
+    with asyncio.Runner(loop_factory=_PromptLoop) as runner:
+        runner.run(server.serve(sockets=[listening]))
+
+
+class _PromptLoop(asyncio.SelectorEventLoop):
+    """Gives up TLS handshakes that take longer than HANDSHAKE_S seconds."""
+
+    async def create_server(self, *args: Any, **options: Any) -> asyncio.Server:
+        if options.get("ssl") is not None:
+            options["ssl_handshake_timeout"] = HANDSHAKE_S
+        return await super().create_server(*args, **options)
+
+
 class _PromptProtocol(H11Protocol):
     """Ends a connection on which nothing goes on for IDLE_S seconds.
 
     The next request has to begin, with all of its headers, and something of an answer has to be read, which is held in
-    memory until then.
+    memory until then. Beyond CONNECTIONS_MAX, the connection ends that has waited longest for its next request: whoever
+    opens many and sends nothing does not keep others out.
     """
 
     _reading: asyncio.TimerHandle | None = None  # of a client that does not read as fast as it is answered
@@ -92,6 +125,22 @@ class _PromptProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._end_at(self.loop.time() + self.timeout_keep_alive)
+        if len(self.connections) > CONNECTIONS_MAX:
+            waiting = (one for one in self.connections if isinstance(one, _PromptProtocol) and one.waits_until)
+            min(waiting, key=lambda one: one.waits_until).end()
+
+    @property
+    def waits_until(self) -> float:
+        """When a connection that waits for a request is ended; 0 while a request is at work."""
+        return 0.0 if self.timeout_keep_alive_task is None else self.timeout_keep_alive_task.when()
+
+    def end(self) -> None:
+        """End the connection, which waits for a request."""
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+        self.connections.discard(self)
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         waiting = self.timeout_keep_alive_task

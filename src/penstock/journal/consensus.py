@@ -62,6 +62,9 @@ class Consensus(Protocol):
     def truncate(self, before: int) -> Lsn:
         """Drop records below `before`, by whole segments; return the new first LSN."""
 
+    def copy_to(self, folder: str, first: int) -> Lsn:
+        """Write the durable records from `first` on to another folder, as a closed log; return the last LSN."""
+
     def recover(self) -> None:
         """Continue after a failed proposal; its records are gone unless they were durable."""
 
@@ -120,6 +123,9 @@ class Alone:
     def truncate(self, before: int) -> Lsn:
         with self._lock:
             return Lsn(self._log.truncate_front(before))
+
+    def copy_to(self, folder: str, first: int) -> Lsn:
+        return Lsn(self._log.copy_to(folder, first))
 
     def recover(self) -> None:
         with self._lock:

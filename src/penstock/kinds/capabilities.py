@@ -7,7 +7,7 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
@@ -113,11 +113,36 @@ class Replaceable(Protocol):
 class FileReadable(Protocol):
     """Pieces of a snapshot name files that any process with access to them can read without the owner."""
 
-    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
-        """Return record batches, as a shard's scan does, from a piece's files; None if unreadable from here."""
+    def read_piece(
+        self, piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None
+    ) -> Iterator[Any] | None:
+        """Return record batches, as a shard's scan does, from a piece's files; None if unreadable from here.
+
+        Columns that are not among `columns` (None: all) may be left out, if that saves work.
+        """
 
     def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
         """Return (path, reason) for each damaged file of a piece; None if unreadable from here."""
+
+
+class OwnFile(NamedTuple):
+    """A file of a shard that the manifest does not list, as far as it never changes any more."""
+
+    path: str  # relative to the store
+    size: int  # bytes that belong to it
+    content: bytes | None  # None: they are in the file
+    is_whole: bool  # whether the file gets no further bytes
+
+
+@runtime_checkable
+class FileKeeping(Protocol):
+    """Shards keep files that the manifest does not list."""
+
+    def own_files(self, machine: Any) -> list[OwnFile]:
+        """Return the files of a shard that the manifest does not list, at one moment."""
+
+    def damaged_files(self, machine: Any) -> list[tuple[str, str]]:
+        """Read all of these files; return (path, reason) for each damage."""
 
 
 class ExpectedRow(NamedTuple):

@@ -73,6 +73,15 @@ def no_feed(info: TableInfo) -> KindMismatch:
     )
 
 
+def check_after(info: TableInfo, after: int | None) -> None:
+    """Raise `NotFound` if the changes after an LSN are not all of this table."""
+    if after is not None and 0 < after < info.created_lsn:  # with 0 a reader begins
+        raise NotFound(
+            f"table {info.name} was created at LSN {info.created_lsn}, after LSN {after}, which is of an earlier "
+            "table of this name or of another store: begin anew with changes()"
+        )
+
+
 class ChangeFeed(InThisProcess):
     """The changes of a table, in the order of their commits; each loop over it reads them at that moment.
 
@@ -87,17 +96,18 @@ class ChangeFeed(InThisProcess):
     0
     """
 
-    def __init__(self, reading: Reading, info: TableInfo, columns: pa.Schema, after: int | None) -> None:
+    def __init__(
+        self, reading: Reading, info: TableInfo, columns: pa.Schema, after: int | None, until: int | None
+    ) -> None:
         self._reading = reading
         self._info = info
         self._columns = columns  # of the table
         start = 0 if after is None else whole(after, "after", 0, LSN_MAX - 1) + 1
-        if 1 < start <= info.created_lsn:  # with 1 a reader begins
-            raise NotFound(
-                f"table {info.name} was created at LSN {info.created_lsn}, after LSN {after}, which is of an earlier "
-                "table of this name or of another store: begin anew with changes()"
-            )
-        self._argument = encode_request([(shard, start, LSN_MAX) for shard in range(info.shards)])
+        end = LSN_MAX if until is None else whole(until, "until", 0, LSN_MAX - 1) + 1
+        if end < start:
+            raise Invalid(f"after ({after}) is above until ({until}): exchange them")
+        check_after(info, after)
+        self._argument = encode_request([(shard, start, end) for shard in range(info.shards)])
 
     def __repr__(self) -> str:
         return f"<ChangeFeed of {self._info.name!r}>"
@@ -156,7 +166,7 @@ class FeedQueries(Queryable):
             )
             return
         request = _request.decode(argument)
-        ahead = max((start for _, start, end in request.ranges if end == LSN_MAX), default=0) - 1
+        ahead = max((start for _, start, _ in request.ranges), default=0) - 1
         if ahead > context.lsn:
             raise NotFound(
                 f"changes of {info.name} after LSN {ahead} are not there: the store, or the snapshot, is at LSN "

@@ -9,7 +9,7 @@ that the feed has: a change is in the feed if and only if its record is applied,
 
 Rows of the tree (numbers big-endian; see docs/format/changes.md):
     c <lsn> <part>           changes: a header, then the bytes of the kind
-    d <time> <key>           a deadline: a row that expires; a very long key is the value, see `_deadline_row`
+    d <time> <key>           a deadline: a row that expires; see `deadlines`
     f                        the floor: changes up to this LSN were trimmed
 
 Retention trims the feed with the next record of the shard. It is not journalled: it loses no write, and a trim that a
@@ -29,14 +29,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from penstock.arguments import flag, in_short, seconds, whole
 from penstock.errors import CorruptionError, Invalid
 from penstock.host import threads
+from penstock.kinds.deadlines import DEADLINE, Deadline, Deadlines, deadline_row
 from penstock.lsm.maintenance import COMPANION, Maintenance
 from penstock.lsm.memtable import Edit, Memtable
-from penstock.lsm.rows import KEY_BYTES_MAX, NEVER, fixed_array
+from penstock.lsm.rows import fixed_array
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import PartitionDescriptor
@@ -50,8 +50,7 @@ TRIM_PARTS_MAX = 200_000  # in one step: more commits than a shard gets from one
 
 INSERT, PREIMAGE, POSTIMAGE, REMOVAL = range(4)  # as stored
 NAMES = ("insert", "update_preimage", "update_postimage", "delete")
-_NAMES = pa.array(NAMES, pa.string())
-_CHANGE, _DEADLINE, _FLOOR = b"c", b"d", b"f"
+_CHANGE, _FLOOR = b"c", b"f"
 _KEY = struct.Struct(">cQI")  # b"c", lsn, part
 _U64 = struct.Struct(">Q")
 _HEADER = struct.Struct("<QQII")  # time, bytes of all changes so far, rows, reserved
@@ -105,8 +104,12 @@ class ChangePart(NamedTuple):
     """Changes of one commit, in the encoding of their kind."""
 
     rows: int
-    data: bytes
-    deadlines: Sequence[tuple[int, bytes]] = ()  # (time, key) of the new rows that expire
+    pieces: Sequence[bytes]  # of their bytes, which are joined once
+    deadlines: Sequence[Deadline] = ()  # of the new rows that expire
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pieces))
 
 
 @runtime_checkable
@@ -153,8 +156,7 @@ class Feed:
         self._state = _State(lsn, total, _floor_of(tree.get(_FLOOR)))
         self._next = 0, self._state  # the last record begun, and the state after it
         self._trim_upto = self._state.floor  # changes up to this LSN go with the next record
-        self._earliest_us: int | None = None  # the first deadline that is not met; None: not known
-        self._due: tuple[int, list[tuple[int, bytes]]] = 0, []  # the last record that met deadlines, and these
+        self.deadlines = Deadlines(tree)
 
     # -- writing
 
@@ -167,9 +169,9 @@ class Feed:
         lsn: int,
         time_us: int,
         changes: Iterable[ChangePart],
-        met_us: int | None = None,
+        met: int = 0,
     ) -> None:
-        """Add the changes of a record; remove the deadlines up to `met_us`.
+        """Add the changes of a record, which meets a number of deadlines.
 
         Many changes, as of a range delete with preimages, are written to files part by part: memory may not hold them.
         Requires: `lacks(lsn)`, and the record is not applied. An interrupted call is repeated.
@@ -182,13 +184,10 @@ class Feed:
             return
         self._settle()
         puts, total = _rows_of(lsn, time_us, parts, self._state.total)
-        if met_us is not None:
-            self._earliest_us = None
-        elif self._earliest_us is not None:
-            self._earliest_us = min([self._earliest_us, *(at_us for part in parts for at_us, _ in part.deadlines)])
+        self.deadlines.add(deadline for part in parts for deadline in part.deadlines)
         ranges: list[tuple[bytes, bytes]] = []
-        if met_us is not None:
-            ranges.append((_DEADLINE, _deadline_key(met_us + 1, b"")))
+        if met and (obsolete := self.deadlines.obsolete(met, time_us)) is not None:
+            ranges.append(obsolete)
         floor = self._trim_upto
         if floor > self._state.floor:
             ranges.append((_KEY.pack(_CHANGE, 0, 0), _KEY.pack(_CHANGE, floor + 1, 0)))
@@ -205,9 +204,9 @@ class Feed:
         if self._trim_upto > state.floor:
             self.record(lsn, time_us, (part,))
             return
-        total = state.total + len(part.data)
+        total = state.total + part.size
         self._next = lsn, _State(lsn, total, state.floor)
-        value = _HEADER.pack(time_us, total, part.rows, 0) + part.data
+        value = b"".join((_HEADER.pack(time_us, total, part.rows, 0), *part.pieces))
         self.tree.put(_KEY.pack(_CHANGE, lsn, 0), value, lsn, time_us)
         self._settle()
 
@@ -225,7 +224,7 @@ class Feed:
                 memtable.apply(Edit(lsn=lsn, time_us=time_us, puts=puts))
                 yield memtable
 
-        self._earliest_us = None
+        self.deadlines.forget()
         self._maintenance.append_files(self.tree, memtables(), lsn, time_us)
         self._settle()
 
@@ -234,29 +233,6 @@ class Feed:
         lsn, state = self._next
         if lsn == self.tree.lsn:
             self._state = state
-
-    # -- rows that expire
-
-    def due(self, lsn: int, after_us: int, time_us: int) -> list[tuple[int, bytes]]:
-        """Return the deadlines in (after_us, time_us] that a record meets. Requires: those up to `after_us` are met."""
-        if self._due[0] == lsn:  # an interrupt came after they were deleted, and before all of the record was there
-            return self._due[1]
-        if self._earliest_us is None:
-            self._earliest_us = self._first_deadline(after_us)
-        if self._earliest_us > time_us:
-            return []
-        start, end = _deadline_key(after_us + 1, b""), _deadline_key(time_us + 1, b"")
-        rows = self.tree.scan(start, end)
-        due = [(_U64.unpack_from(key, 1)[0], whole_key or key[9:]) for key, whole_key in rows]
-        if due:
-            self._due = lsn, due
-        else:
-            self._earliest_us = None  # it was that of a record that an interrupt ended
-        return due
-
-    def _first_deadline(self, after_us: int) -> int:
-        first = next(self.tree.scan(_deadline_key(after_us + 1, b""), _FLOOR, limit=1), None)
-        return NEVER if first is None else int(_U64.unpack_from(first[0], 1)[0])
 
     # -- retention
 
@@ -270,13 +246,13 @@ class Feed:
         total_min = 0 if bytes_max is None else state.total - bytes_max
         upto = max(self._trim_upto, state.floor)
         start, last = _KEY.pack(_CHANGE, upto + 1, 0), upto
-        for number, (key, value) in enumerate(self.tree.scan(start, _DEADLINE)):
+        for number, (key, value) in enumerate(self.tree.scan(start, DEADLINE)):
             time_us, total, _, _ = _header(value)
             if (time_us >= oldest_us and total > total_min) or number >= TRIM_PARTS_MAX:
                 break
             last = _lsn_of(key)
         self._trim_upto = last
-        return last > state.floor or self._first_deadline(applied_us) <= now_us
+        return last > state.floor or self.deadlines.is_due(applied_us, now_us)
 
     # -- reading
 
@@ -352,9 +328,8 @@ def change_batch(kind: Changing, options: bytes, shard: int, part: tuple[int, in
     lsn, time_us, _, data = part
     types, rows = kind.read_changes(data, options)
     count = rows.num_rows
-    names = pa.DictionaryArray.from_arrays(fixed_array(pa.int8(), np.frombuffer(types, np.int8)), _NAMES).cast(
-        pa.string()
-    )
+    numbers = fixed_array(pa.int8(), np.frombuffer(types, np.int8))
+    names = pa.DictionaryArray.from_arrays(numbers, pa.array(NAMES, pa.string())).cast(pa.string())
     own = [
         names,
         pa.repeat(pa.scalar(lsn, pa.uint64()), count),
@@ -370,9 +345,10 @@ def _rows_of(
     """Return the rows of parts, and the bytes of all changes with them."""
     rows: dict[bytes, bytes] = {}
     for number, part in enumerate(parts, first):
-        total += len(part.data)
-        rows[_KEY.pack(_CHANGE, lsn, number)] = _HEADER.pack(time_us, total, part.rows, 0) + part.data
-        rows.update(_deadline_row(*deadline) for deadline in part.deadlines)
+        total += part.size
+        header = _HEADER.pack(time_us, total, part.rows, 0)
+        rows[_KEY.pack(_CHANGE, lsn, number)] = b"".join((header, *part.pieces))
+        rows.update(deadline_row(*deadline) for deadline in part.deadlines)
     return rows, total
 
 
@@ -381,7 +357,7 @@ def _grouped(parts: Iterable[ChangePart]) -> Iterator[list[ChangePart]]:
     group, size = list[ChangePart](), 0
     for part in parts:
         group.append(part)
-        size += len(part.data)
+        size += part.size
         if size >= LOADED_BYTES:
             yield group
             group, size = [], 0
@@ -401,16 +377,3 @@ def _header(value: bytes) -> tuple[int, int, int, int]:
     if len(value) < _HEADER.size:
         raise CorruptionError("a change feed", 0, "a part has no header")
     return _HEADER.unpack_from(value)
-
-
-def _deadline_key(time_us: int, key: bytes) -> bytes:
-    return _DEADLINE + _U64.pack(time_us) + key
-
-
-def _deadline_row(time_us: int, key: bytes) -> tuple[bytes, bytes]:
-    """Return the row of a deadline. A key too long for that is its value, and a hash of it ends the row's key."""
-    room = KEY_BYTES_MAX - len(_DEADLINE) - _U64.size
-    if len(key) <= room:
-        return _deadline_key(time_us, key), b""
-    digest = xxhash.xxh3_128_digest(key)
-    return _deadline_key(time_us, key[: room - len(digest)] + digest), key

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from penstock.errors import Invalid, KindMismatch, PenstockError
 from penstock.host.clock import Clock
+from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
 from penstock.kinds.port import Piece, Port, Reading
@@ -37,7 +38,8 @@ class MachineContext:
     maintenance: Maintenance
     settings: Any  # the kind's settings, of the type of `Kind.settings`
     published: Callable[[], int]  # the last LSN whose sections are all applied
-    may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left
+    may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left, and no backup
+    remove: Callable[[FileSystem, str], bool] = remove_file  # a file that nothing names: now, or after a backup
     options_of: Callable[[int], bytes] = lambda table_id: b""  # the options of a table, as they are now
     memory_bytes_max: int = 1 << 30  # what a kind may keep in memory of all its tables, beside rows in no file
 
@@ -144,13 +146,13 @@ class Kind(Protocol):
         `options` are the table's. A section that passes can be applied by any process, at any time.
         """
 
-    def admit(self, info: TableInfo, sections: Sequence[Any], machine: Any, time_us: int) -> None:
+    def admit(self, info: TableInfo, sections: Sequence[Any], machine: Any, time_us: int) -> Callable[[], None] | None:
         """Raise `Invalid` if the state of a shard, or the store's time, forbids sections: a limit would be passed.
 
         The owner asks this before a group enters the pending delta, for all sections of one shard in it together.
-        Apply accepts every section.
+        Apply accepts every section. What is returned is called if the group is refused later, and never written.
         """
-        return
+        return None
 
     def frees_space(self, section: Any) -> bool:
         """Whether a section may be written when the disk is full, because it deletes."""

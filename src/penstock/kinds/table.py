@@ -44,15 +44,16 @@ class ReadableTable(InThisProcess, ABC):
     def scan_arrow(self) -> Iterator[pa.RecordBatch]:
         """Return record batches of all rows."""
 
-    def changes(self, *, after: int | None = None) -> ChangeFeed:
+    def changes(self, *, after: int | None = None, until: int | None = None) -> ChangeFeed:
         """Return the changes of a table with a change feed, of commits after the LSN `after`; None: all that are kept.
 
-        They are those of applied writes: wait for a write by `flush` to find it here.
+        `until` is the LSN of the last commit; None: the last there is. They are those of applied writes: wait for a
+        write by `flush` to find it here.
         """
         schema = self._change_schema()
         if schema is None:
             raise no_feed(self._info)
-        return ChangeFeed(self._reading, self._info, schema, after)
+        return ChangeFeed(self._reading, self._info, schema, after, until)
 
     def _change_schema(self) -> pa.Schema | None:
         """Return the columns of the table in its change feed; None if it has none."""

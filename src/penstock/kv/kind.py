@@ -5,7 +5,7 @@ Thread: pure functions; the table it makes is for any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -223,7 +223,9 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
     def nothing(self) -> section.Rows:
         return section.Rows()
 
-    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+    def read_piece(
+        self, piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None
+    ) -> Iterator[Any] | None:
         return read_piece(piece, root, identity)
 
     def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:

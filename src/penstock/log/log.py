@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import takewhile
 
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
 from penstock.host.file_operations import make_dirs, remove_file
@@ -425,6 +426,37 @@ class Log:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def copy_to(
+        self, folder: str, first: int, records: Iterable[Record] | None = None, incarnation: int | None = None
+    ) -> Index:
+        """Write records from `first` on to another folder, as a log that was closed; return the last index.
+
+        By default all that are durable now, of this log's incarnation.
+        """
+        last, sizes = self.synced, self._settings
+        header = SegmentHeader(
+            first=first,
+            incarnation=incarnation or self._incarnation,
+            salt=int.from_bytes(self._random.randbytes(4), "little"),
+            identity=self._identity,
+            cut=False,
+        )
+        with ExitStack() as ends:
+            segment = SegmentWriter.create(
+                self._fs, folder, header, (), allocate_bytes=sizes.allocate_bytes, index_bytes=sizes.index_bytes
+            )
+            ends.callback(segment.file.close)
+            if records is None:
+                cursor = ends.enter_context(self.cursor(first)) if first <= last else ()
+                records = takewhile(lambda record: record.index <= last, cursor)
+            end = first - 1
+            for record in records:
+                segment.copy(record)
+                end = record.index
+            segment.file.fsync()  # before the seal: it claims that all before it is synced
+            segment.seal(end)
+        return Index(end)
 
     # -- for cursors
 

@@ -14,7 +14,7 @@ import logging
 import re
 from dataclasses import dataclass
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_operations import remove_file
@@ -29,7 +29,7 @@ from penstock.manifest.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
-_FILE = re.compile(r"([0-9]{20})\.(?:sst|idx)(?:\.tmp)?")
+_FILE = re.compile(r"([0-9]{20})\.[a-z]+(?:\.tmp)?")  # sstables, their indexes, and what loads staged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,8 @@ class Collector:
     def collect(self, *, closing: bool = False) -> int:
         """Delete unneeded files and return their number. `closing`: no file is about to be listed."""
         with self._lock:
+            if self.readers.holders:
+                return 0
             now_s = self._clock.monotonic_s()
             old_may_go = self.readers.may_remove()
             removed, seen = 0, {}
@@ -96,6 +98,12 @@ class Collector:
                         removed += self._remove(name)
             self._unlisted_since_s = seen
             return removed
+
+    def await_end(self, timeout_s: float) -> None:
+        """Wait for a removal that is under way; `WaitExpired` if its files do not answer."""
+        if not self._lock.acquire(timeout=timeout_s):
+            raise WaitExpired(f"{self._root}: unneeded files are being removed, and this takes too long: retry later")
+        self._lock.release()
 
     def _unlisted(self, tree: Tree, catalog: Catalog) -> list[str]:
         # In this order: a new file is announced before it has a name, and until after it is listed.

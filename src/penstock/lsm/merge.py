@@ -240,8 +240,10 @@ def _merge_slice(
 
 def merge_columns(parts: list[Columns], ranges: RangeDeletes, *, now_us: int, bottom: bool, lsn_floor: int) -> Columns:
     """Merge runs, newest first, into one. Requires: at least one part, and none is empty."""
-    if len(parts) == 1 and not ranges and parts[0].kinds.max() == PUT and parts[0].expires.min() > now_us:
-        return parts[0]
+    if len(parts) == 1 and not ranges:
+        part = parts[0]
+        if part.plain or (part.kinds.max() == PUT and part.expires.min() > now_us):
+            return part
     keys = Keys.of([part.keys for part in parts])
     lsns = np.concatenate([part.lsns for part in parts])
     kinds = np.concatenate([part.kinds for part in parts])

@@ -4,15 +4,22 @@ The owner knows a remote reader by its lease, which is lost with the owner. So t
 longest lease before it is granted: for that long after the next open no file is deleted, because an earlier reader may
 still use it. An owner that closes with no reader left clears it.
 
-Thread: any; `_lock` guards the length and its commit.
+A backup is a reader of every file: while it `holds` them, none is removed, whoever wants to.
+
+Thread: any; `_lock` guards the length and its commit, and what a backup holds.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.file_operations import remove_file
+from penstock.host.files import FileSystem
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
@@ -31,10 +38,36 @@ class ReaderLeases:
         self._longest_s: float = msgspec.msgpack.decode(row.detail, type=float) if row is not None else 0.0
         # No row, or 0: no reader ever got file names, or none has them any more.
         self._until_s = clock.monotonic_s() + (max(grace_s, self._longest_s) if self._longest_s else 0.0)
+        self.holders = 0  # guarded by _lock: backups that copy files
+        self._left: list[str] = []  # guarded by _lock: files to remove when nothing holds them
 
     def may_remove(self) -> bool:
-        """Whether no reader from before the open can exist any more. Later readers hold pins."""
-        return self._clock.monotonic_s() >= self._until_s
+        """Whether no reader from before the open can exist any more, and no backup runs. Later readers hold pins."""
+        return not self.holders and self._clock.monotonic_s() >= self._until_s
+
+    @contextmanager
+    def holding(self, fs: FileSystem) -> Iterator[None]:
+        """Keep every file of the store during a block, except those whose removal has begun."""
+        with self._lock:
+            self.holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.holders -= 1
+                left: list[str] = []
+                if not self.holders:
+                    left, self._left = self._left, left
+            for path in left:
+                remove_file(fs, path)
+
+    def remove(self, fs: FileSystem, path: str) -> bool:
+        """Remove a file that nothing names any more, now or when no backup holds it; False if that failed."""
+        with self._lock:
+            if self.holders:
+                self._left.append(path)
+                return True
+        return remove_file(fs, path)
 
     def may_be_there(self) -> bool:
         """Whether a reader in another process may have a lease, from now or from before the open."""

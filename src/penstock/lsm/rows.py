@@ -101,6 +101,7 @@ class Columns:
     values: Any  # Arrow binary
     key_list: list[bytes] | None = None  # the keys again, if the maker had them as a list
     hashes: U32 | None = None  # of the keys, if the maker had them
+    plain: bool = False  # the maker knows that all are puts that never expire
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.lsns) == len(self.kinds) == len(self.expires) == len(self.values):
@@ -139,6 +140,7 @@ class Columns:
             values=self.values[start:end],
             key_list=None if self.key_list is None else self.key_list[start:end],
             hashes=None if self.hashes is None else self.hashes[start:end],
+            plain=self.plain,
         )
 
     def key(self, row: int) -> bytes:
@@ -150,11 +152,13 @@ class Columns:
 
     def record_batch(self, schema: Any = SCHEMA) -> Any:
         """Return the rows as an Arrow record batch of an sstable."""
-        never = self.expires == NEVER
-        data = np.ascontiguousarray(self.expires)
+        rows, data = len(self), np.ascontiguousarray(self.expires)
         # NEVER stays under each null, so that our own reader need not read the bitmap.
-        bitmap = pa.py_buffer(np.packbits(~never, bitorder="little"))
-        expires = pa.Array.from_buffers(pa.int64(), len(self), [bitmap, pa.py_buffer(data)])
+        if self.plain:
+            bitmap, nulls = pa.py_buffer(bytes(-(-rows // 8))), rows
+        else:
+            bitmap, nulls = pa.py_buffer(np.packbits(self.expires != NEVER, bitorder="little")), -1
+        expires = pa.Array.from_buffers(pa.int64(), rows, [bitmap, pa.py_buffer(data)], null_count=nulls)
         return pa.record_batch(
             [
                 self.keys,

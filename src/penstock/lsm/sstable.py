@@ -392,13 +392,16 @@ class Sstable:
         low, high = int(key_offsets[0]), int(key_offsets[-1])
         keys = self._key_region(batch)[batch.key_base + low : batch.key_base + high]
         values = self._checked(batch.value_base + int(value_offsets[0]), batch.value_base + int(value_offsets[-1]))
+        if start:  # those of a whole batch begin at 0, and are used in place
+            key_offsets, value_offsets = key_offsets - low, value_offsets - value_offsets[0]
         return Columns(
-            keys=binary_array(key_offsets - low, keys),
+            keys=binary_array(key_offsets, keys),
             lsns=np.asarray(batch.lsns)[start:end],
             kinds=np.frombuffer(batch.kinds, np.uint8)[start:end],
             expires=np.frombuffer(batch.expires, np.int64)[start:end],
-            values=binary_array(value_offsets - value_offsets[0], values),
+            values=binary_array(value_offsets, values),
             hashes=self._index.hashes(batch.first + start, batch.first + end) if hashes else None,
+            plain=not batch.special,
         )
 
     def scan(self, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False) -> Iterator[ScanPart]:

@@ -74,6 +74,9 @@ class ManifestEngine(Protocol):
     def copy(self, target: str) -> None:
         """Write a snapshot to a new file, not yet synced."""
 
+    def read_copy(self, path: str) -> ReadView:
+        """Read and check every row of a file that `copy` wrote; `CorruptionError` if it is damaged."""
+
     def close(self) -> None: ...
 
 

@@ -2,7 +2,8 @@
 
 A new file is created under another name, with its tables, and renamed: a file under the manifest's name is complete.
 While it is open, `<path>.owner` is locked; a clean close writes a stamp of the file there. Damage in an LMDB file can
-abort the process or hide rows, so a file without a stamp is examined before it is mapped (see `examine.py`).
+abort the process or hide rows, so a file without a stamp is examined before it is mapped (see `examine.py`), and the
+pages of a file with one are compared with it before LMDB follows them (see `page_sums.py`).
 
 Thread: any. The map may be resized only while no transaction is open in this process, so `_lock` counts readers and a
 resize waits for them (new readers wait, except those nested in a `read` of the same thread, which would deadlock).
@@ -29,6 +30,7 @@ from penstock.errors import (
     Invalid,
     ManifestFull,
     OutcomeUnknown,
+    PenstockError,
     ProcessLimit,
 )
 from penstock.host import threads
@@ -38,9 +40,11 @@ from penstock.host.files import File, FileSystem
 from penstock.host.forking import close_on_exec
 from penstock.host.open_files import OPEN_FILES
 from penstock.host.paths import absolute, parent
-from penstock.manifest.engine import TABLES
-from penstock.manifest.examine import STAMP_BYTES, ClosingStamp, check_file
+from penstock.manifest.engine import TABLES, ReadView
+from penstock.manifest.examine import ClosingStamp, check_file, read_stamp
 from penstock.manifest.fork import ForkGuard
+from penstock.manifest.memory import MemoryView, read_tables
+from penstock.manifest.page_sums import FREE_PAGES, UncheckedPages
 from penstock.manifest.settings import ManifestSettings
 
 logger = logging.getLogger(__name__)
@@ -59,15 +63,20 @@ AHEAD_CHECK_COMMITS = 8  # how often LMDB's last page is checked
 class LmdbReadView:
     """A read transaction."""
 
-    def __init__(self, transaction: Any, tables: dict[str, Any]) -> None:
+    def __init__(self, transaction: Any, tables: dict[str, Any], unchecked: UncheckedPages | None) -> None:
         self._transaction = transaction
         self._tables = tables
+        self._unchecked = unchecked
 
     def get(self, table: str, key: bytes) -> bytes | None:
+        if self._unchecked is not None:
+            self._unchecked.check_read(table, key, key)
         value: bytes | None = self._transaction.get(key, None, self._tables[table])
         return value
 
     def scan(self, table: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        if self._unchecked is not None:
+            self._unchecked.check_read(table, start, stop)
         with self._transaction.cursor(db=self._tables[table]) as cursor:
             if not cursor.set_range(start):
                 return
@@ -80,8 +89,8 @@ class LmdbReadView:
 class LmdbWriteView(LmdbReadView):
     """A write transaction."""
 
-    def __init__(self, transaction: Any, tables: dict[str, Any]) -> None:
-        super().__init__(transaction, tables)
+    def __init__(self, transaction: Any, tables: dict[str, Any], unchecked: UncheckedPages | None) -> None:
+        super().__init__(transaction, tables, unchecked)
         self.changed_rows = 0
         self.changed_bytes = 0
 
@@ -91,11 +100,15 @@ class LmdbWriteView(LmdbReadView):
     def put_many(self, table: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self.changed_rows += len(rows)
         self.changed_bytes += sum(len(value) for _, value in rows)
+        if self._unchecked is not None:
+            self._unchecked.check_table(table)
         with self._transaction.cursor(self._tables[table]) as cursor:
             cursor.putmulti(rows)
 
     def delete(self, table: str, key: bytes) -> bool:
         self.changed_rows += 1
+        if self._unchecked is not None:
+            self._unchecked.check_table(table)
         return bool(self._transaction.delete(key, db=self._tables[table]))
 
 
@@ -118,6 +131,7 @@ class LmdbEngine:
         self._file_bytes = 0  # the file's length at the last check
         self._commits = 0  # since the last check of the file's length
         self._panicked = False
+        self._unchecked: UncheckedPages | None = None  # None: all pages were checked
         self._env: Any = None  # changed under _lock
         self._file_lock = threading.Lock()  # not _lock: readers do not wait while the file is extended
         self._file: File | None = None  # guarded by _file_lock: the same file, to extend it
@@ -125,11 +139,13 @@ class LmdbEngine:
         try:
             self._prepare()
             self._open_env()
-            self.maintain()
+            self._check_readers()
         except BaseException:
             if self._env is not None:
                 self._env.close()
             self._close_file()
+            if self._unchecked is not None:
+                self._unchecked.close()
             self._owner.release()
             raise
 
@@ -149,7 +165,7 @@ class LmdbEngine:
                 counted = True
             self._reading.depth = nested + 1
             with env.begin() as transaction:
-                yield LmdbReadView(transaction, tables)
+                yield LmdbReadView(transaction, tables, self._unchecked)
         except lmdb.Error as error:
             raise self._translated(error) from error
         finally:
@@ -168,8 +184,10 @@ class LmdbEngine:
             self._reopen()
         transaction = None
         try:
+            if self._unchecked is not None:
+                self._unchecked.check_table(FREE_PAGES)
             transaction = self._env.begin(write=True)
-            view = LmdbWriteView(transaction, self._tables)
+            view = LmdbWriteView(transaction, self._tables, self._unchecked)
             yield view
             transaction.commit()
         except BaseException as error:
@@ -281,14 +299,38 @@ class LmdbEngine:
     # -- maintenance
 
     def maintain(self) -> None:
+        try:
+            self._check_rest()
+        except CorruptionError:
+            return  # stored: every later use raises it
+        self._check_readers()
+
+    def _check_readers(self) -> None:
+        """Release what dead readers hold."""
         with self._lock:
             self._check_open()
             if not self._panicked:  # the next write reopens it
                 self._env.reader_check()
 
+    def _check_rest(self) -> None:
+        """Compare the pages that were not compared since the opening."""
+        unchecked = self._unchecked
+        if unchecked is not None:
+            try:
+                unchecked.check_rest()
+            except CorruptionError as error:
+                logger.error("%s", error)
+                raise
+            self._unchecked = None
+            unchecked.close()  # another thread may still use it: what it asks for was compared
+
     def copy(self, target: str) -> None:
         with self.read():  # so that the map is not resized meanwhile
+            self._check_rest()
             self._env.copy(target, compact=True)
+
+    def read_copy(self, path: str) -> ReadView:
+        return MemoryView(read_tables(self._fs, path))
 
     def close(self) -> None:
         if self._guard.is_child():
@@ -304,19 +346,25 @@ class LmdbEngine:
             env.close()
             self._leave_stamp()
         finally:
+            if self._unchecked is not None:
+                self._unchecked.close()
             self._owner.release()
 
     def _leave_stamp(self) -> None:
         """Write the stamp of a clean close. If that fails, the next opening examines the file."""
+        if self._unchecked is not None and self._unchecked.damage is not None:
+            return
         try:
             file = self._fs.open(self._path, write=True)
             try:
-                file.fsync()  # the hash also covers pages that no commit synced
-                stamp = ClosingStamp.of(file)
+                file.fsync()  # the sums also cover pages that no commit synced
+                stamp = ClosingStamp.of(file, self._unchecked)
             finally:
                 file.close()
             _write_note(self._fs, self._path, stamp.encode())
-        except (OSError, CorruptionError) as error:
+        except Closed:  # the folder is gone: whoever closes the store is told so
+            raise
+        except (OSError, PenstockError) as error:
             logger.warning(
                 "%s: no stamp was written at its close (%s): the next opening examines it", self._path, error
             )
@@ -330,16 +378,16 @@ class LmdbEngine:
     def _check_open(self) -> None:
         if self._env is None:
             raise Closed(f"{self._path} is closed: open it again")
+        if self._unchecked is not None:
+            self._unchecked.raise_damage()
 
     # -- opening
 
     def _prepare(self) -> None:
         """Create the file, or check that it is safe to map."""
-        note = self._fs.open(_note_path(self._path))
-        noted = note.pread(2 * STAMP_BYTES, 0)
-        note.close()
+        noted, stamp = read_stamp(self._fs, _note_path(self._path))
         if self._fs.exists(self._path):
-            check_file(self._fs, self._path, ClosingStamp.decode(noted))
+            self._unchecked = check_file(self._fs, self._path, stamp)
         elif noted or self._fs.exists(backup_path(self._path, 1)):
             raise CorruptionError(self._path, 0, "the file is missing, but files that belong to it exist")
         else:

@@ -316,6 +316,16 @@ class Manifest:
             copy.close()
         return target
 
+    def copy_to(self, target: str) -> ReadView:
+        """Write a snapshot to a new file and sync it; return its rows, read back and checked."""
+        self._engine.copy(target)
+        copy = self._fs.open(target, write=True)
+        try:
+            copy.fsync()
+        finally:
+            copy.close()
+        return self._engine.read_copy(target)
+
     @staticmethod
     def restore(path: str, *, fs: FileSystem | None = None) -> str:
         """Replace a damaged manifest with its newest valid backup; the damaged file is kept as `<path>.damaged`.

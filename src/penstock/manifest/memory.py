@@ -14,8 +14,8 @@ from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
-from penstock.manifest.engine import TABLES
-from penstock.manifest.examine import STAMP_BYTES, ClosingStamp, check_file
+from penstock.manifest.engine import TABLES, ReadView
+from penstock.manifest.examine import check_file, read_stamp
 from penstock.manifest.pages import PageWalk, read_meta
 from penstock.manifest.settings import ManifestSettings
 
@@ -104,22 +104,26 @@ class ReadOnlyEngine(MemoryTables):
     """The rows of an LMDB file that no process has open, read without LMDB; commits stay in memory."""
 
     def __init__(self, path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> None:
-        super().__init__(path, _read_tables(fs, path))
+        super().__init__(path, read_tables(fs, path))
 
     def copy(self, target: str) -> None:
         raise Invalid(f"{self._path} was opened read-only: open the store as its owner to back it up")
 
+    def read_copy(self, path: str) -> ReadView:
+        raise Invalid(f"{path} is no copy: this store was opened read-only")
 
-def _read_tables(fs: FileSystem, path: str) -> dict[str, dict[bytes, bytes]]:
+
+def read_tables(fs: FileSystem, path: str) -> dict[str, dict[bytes, bytes]]:
     """Check the file as its owner would, then read every row."""
     if not fs.exists(path):
         raise CorruptionError(path, 0, "the manifest is missing, although the store exists")
-    noted = b""
-    if fs.exists(f"{path}.owner"):
-        note = fs.open(f"{path}.owner")
-        noted = note.pread(2 * STAMP_BYTES, 0)
-        note.close()
-    check_file(fs, path, ClosingStamp.decode(noted))
+    stamp = read_stamp(fs, f"{path}.owner")[1] if fs.exists(f"{path}.owner") else None
+    unchecked = check_file(fs, path, stamp)
+    if unchecked is not None:
+        try:
+            unchecked.check_rest()
+        finally:
+            unchecked.close()
     tables: dict[str, dict[bytes, bytes]] = {name: {} for name in TABLES}
     file = fs.open(path)
     try:

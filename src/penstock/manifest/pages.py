@@ -105,17 +105,20 @@ class PageWalk:
 
     def rows(self) -> Iterator[tuple[str, bytes, bytes]]:
         """Iterate over (table, key, value) of every row, in order. The file is valid only if the iteration ends."""
-        tables = [(key, value) for key, value, flags in self._tree(self._meta.main, 0) if self._is_subtree(key, flags)]
-        for name, value in tables:
-            if len(value) != _TREE.size:
-                raise self._damage(self._meta.main.root, "the root of a table has a wrong size")
-            table = name.decode(errors="replace")
+        for table, tree in self.roots().items():
             self.tables.add(table)
-            for key, row, flags in self._tree(TreeRoot(*_TREE.unpack(value)), 0):
+            for key, row, flags in self._tree(tree, 0):
                 if flags & _SUBTREE:
                     raise self._damage(self._meta.main.root, "a row is marked as a table")
                 yield table, key, row
         self._check_free()
+
+    def roots(self) -> dict[str, TreeRoot]:
+        """Return the root of each table, by name. No page of a table is read."""
+        tables = [(key, value) for key, value, flags in self._tree(self._meta.main, 0) if self._is_subtree(key, flags)]
+        if any(len(value) != _TREE.size for _, value in tables):
+            raise self._damage(self._meta.main.root, "the root of a table has a wrong size")
+        return {name.decode(errors="replace"): TreeRoot(*_TREE.unpack(value)) for name, value in tables}
 
     def _is_subtree(self, key: bytes, flags: int) -> bool:
         if flags != _SUBTREE:

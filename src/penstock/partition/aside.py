@@ -47,7 +47,7 @@ class SetAside(msgspec.Struct, frozen=True, array_like=True):
 class Trouble(msgspec.Struct, frozen=True, array_like=True):
     """An acknowledged write that cannot be read.
 
-    >>> store.check()  # a list of them: none
+    >>> store.troubles()  # a list of them: none
     []
     """
 
@@ -91,6 +91,11 @@ class AsideLog:
         if fs.exists(self._folder):
             for record in self._open():
                 self._note(record.index, decode(record.body, where=self._folder, lsn=record.index))
+
+    @property
+    def unchanged(self) -> threads.Mutex:
+        """The lock under which entries are added and removed: while it is held the log's files do not change."""
+        return self._lock
 
     def _open(self) -> Log:
         if self._log is None:

@@ -498,7 +498,7 @@ class Backlogs:
             return False
         logger.critical(
             "record %d could not be applied to shard %d of %s, because of a bug in Penstock, and was set aside: please "
-            "report it; store.check() lists it",
+            "report it; store.troubles() lists it",
             entry.lsn,
             descriptor.shard,
             descriptor.name,

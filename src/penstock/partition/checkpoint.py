@@ -13,12 +13,12 @@ Invariant: a segment is dropped only when all its sections are stored or spilled
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.errors import Closed, FixTheCall, Invalid, NotFound, PartitionPaused, PenstockError, WaitExpired
+from penstock.errors import Closed, FixTheCall, GateShut, Invalid, NotFound, PartitionPaused, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.file_errors import ran_out_of_space
 from penstock.journal.consensus import Consensus
@@ -132,6 +132,16 @@ class Checkpoint:
         self._consensus.roll()
         return self.run(everything=True)
 
+    @contextmanager
+    def held_off(self, timeout_s: float) -> Iterator[None]:
+        """Spill and delete nothing during a block; `WaitExpired` if a checkpoint that runs does not end in time."""
+        if not self._lock.acquire(timeout=timeout_s):
+            raise WaitExpired(f"a checkpoint has not ended within {timeout_s:g} s: retry later")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def needed_from(self) -> int:
         """Return the first LSN to read at the next open: all below it is stored."""
         return max(self._consensus.first, self._extent.released + 1)
@@ -168,7 +178,7 @@ class Checkpoint:
                 self._bounded(partition, partial(partition.spill.append, entries))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
-            except (WaitExpired, PartitionPaused) as error:
+            except (WaitExpired, PartitionPaused, GateShut) as error:
                 logger.error("%s: the journal keeps its records", error)
                 continue
             except Exception as error:

@@ -107,7 +107,13 @@ class Dispatcher(Moments):
             self._drop(info)
         if judgement.repeated:
             self._drop_dead()
-        entries = self._entries(record, lsn, judgement.verdicts, decoded)
+        if len(groups) == 1 and len(groups[0].sections) == 1 and judgement.verdicts[0] is Verdict.ACCEPTED:
+            section, source = groups[0].sections, None if decoded is None else tuple(decoded[0])  # nearly always
+            partition = section[0].header.partition
+            known = partition >> SHARD_BITS in self.ledger.tables_by_id  # the ledger is not among them
+            entries = {partition: Entry(lsn, record.time_us, section, source)} if known else {}
+        else:
+            entries = self._entries(record, lsn, judgement.verdicts, decoded)
         # Before anything can fail: the journal must keep the record.
         self.tracker.record(lsn, (LEDGER, *entries))
         for partition, entry in entries.items():
@@ -122,11 +128,6 @@ class Dispatcher(Moments):
     ) -> dict[PartitionId, Entry]:
         """Return each partition's accepted sections in group order, without those of dropped tables."""
         tables, groups = self.ledger.tables_by_id, record.groups  # the ledger is not in `tables`
-        if len(groups) == 1 and len(groups[0].sections) == 1 and verdicts[0] is Verdict.ACCEPTED:  # nearly always
-            sections, partition = groups[0].sections, groups[0].sections[0].header.partition
-            if partition >> SHARD_BITS not in tables:
-                return {}
-            return {partition: Entry(lsn, record.time_us, sections, None if decoded is None else tuple(decoded[0]))}
         by_partition: dict[PartitionId, tuple[list[Section], list[Any]]] = {}
         for number, (group, verdict) in enumerate(zip(groups, verdicts, strict=True)):
             if verdict is not Verdict.ACCEPTED:

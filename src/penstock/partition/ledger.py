@@ -181,6 +181,7 @@ class Ledger:
         self._aside = aside
         self._conditions = {} if conditions is None else conditions
         self._judged: _Judged | None = None  # the last record judged; used by the dispatcher's thread only
+        self.verdicts_from: Callable[[], int] | None = None  # verdicts from this LSN on are kept, whatever is asked
         self._dropped: dict[int, str] = {}  # names of the last tables dropped since the opening, for messages
         self._load()
 
@@ -227,7 +228,12 @@ class Ledger:
                 if self._judged is not None and self._judged.lsn == lsn:
                     refused_by = self._judged.judgement.refused_by
             return Judgement(self.verdicts(record, lsn), repeated=True, refused_by=refused_by)
-        if _is_plain(record):
+        first = record.groups[0] if len(record.groups) == 1 and len(record.groups[0].sections) == 1 else None
+        if first is not None and first.sections[0].header.partition != LEDGER:  # nearly always
+            plain = not first.condition
+        else:
+            plain = _is_plain(record)
+        if plain:
             self.tree.put(b"e", _U64.pack(record.last_epoch), lsn, record.time_us)
             return _ACCEPTED if len(record.groups) == 1 else _accepted(len(record.groups))
         # Judged only once: after an interrupt within the tree's change, the rows would already say "seen".
@@ -384,7 +390,9 @@ class _LedgerChanges:
             elif isinstance(operation, Alter):
                 self._alter(operation)
             else:
-                self._ranges.append((b"v", b"v" + _U64.pack(operation.before)))
+                kept_from = self._ledger.verdicts_from
+                before = operation.before if kept_from is None else min(operation.before, kept_from())
+                self._ranges.append((b"v", b"v" + _U64.pack(before)))
                 self._expire_producers()
 
     def _expire_producers(self) -> None:

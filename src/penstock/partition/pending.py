@@ -8,6 +8,7 @@ is set before it is applied: a reader that finds a row of that LSN in a tree can
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ class PendingGroup(msgspec.Struct, eq=False):
     lsn: int | None = None
     verdict: Verdict | None = None
     refused_by: int | None = None  # the index of the condition that refused it, if one did
+    withdrawals: tuple[Callable[[], None], ...] = ()  # to be called if it is refused: see `Kind.admit`
 
 
 class PendingDelta(msgspec.Struct, eq=False):

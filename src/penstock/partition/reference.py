@@ -142,13 +142,19 @@ class Staging:
         root: str,
         clock: Clock,
         open_shards: Callable[[int], bool] = lambda table: True,
+        remove: Callable[[FileSystem, str], bool] = remove_file,
     ) -> None:
-        """`open_shards` opens the shards of a table, which names what they spilled; False if that fails."""
+        """`open_shards` opens the shards of a table, which names what they spilled; False if that fails.
+
+        `remove` unlinks a file, or leaves it to be unlinked after a backup.
+        """
         self._manifest = manifest
         self._open_shards = open_shards
         self.fs = fs
+        self._remove = remove
         self.root = root
         self._clock = clock
+        self.refused: PenstockError | None = None  # set where records must not name files
         self._lock = threads.lock("partition.staging")
         # Guarded by _lock: by id, how many records and running commits name a file. Two commits may name one file, and
         # the one that is refused must not end the protection of the other.
@@ -161,6 +167,8 @@ class Staging:
 
     def reserve(self, table: int, folder: str, suffix: str, count: int, lease_s: float) -> list[StagedFile]:
         """Reserve names for files to be built, for `lease_s` seconds and for as long as a commit names them."""
+        if self.refused is not None:
+            raise self.refused
         count, lease_s = check_staging(count, lease_s)
         make_dirs(self.fs, f"{self.root}/{folder}")
         purge_after_ms = self._clock.time_us() // 1_000 + int(lease_s * 1_000)
@@ -317,7 +325,7 @@ class Staging:
         """Delete staged files, then their rows. A row left by a crash or a failed delete is purged later."""
         deleted: list[StagedFile] = []
         for file in files:
-            removed = [remove_file(self.fs, f"{self.root}/{name}") for name in files_of(file.file_name)]
+            removed = [self._remove(self.fs, f"{self.root}/{name}") for name in files_of(file.file_name)]
             if all(removed):
                 deleted.append(file)
         for folder in {file.file_name.rpartition("/")[0] for file in deleted}:

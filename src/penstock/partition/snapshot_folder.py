@@ -120,6 +120,25 @@ class SnapshotFolder:
         finally:
             file.close()
 
+    def damaged(self) -> Iterator[CorruptionError]:
+        """Read every file; yield what is damaged or missing."""
+        header = self.header()
+        if header is None:
+            yield CorruptionError(self.path, 0, "this snapshot is missing or incomplete")
+            return
+        for one in header.files:
+            path = f"{self.path}/{one.name}"
+            try:
+                file = self._fs.open(path)
+            except FileNotFoundError:
+                yield CorruptionError(path, 0, "this file of a snapshot is missing")
+                continue
+            try:
+                if file.size() != one.size or _digest(file) != one.digest:
+                    yield CorruptionError(path, 0, "this file is not the one in the snapshot")
+            finally:
+                file.close()
+
     # -- writing
 
     def held(self, name: str) -> int:

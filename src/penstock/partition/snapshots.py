@@ -113,10 +113,26 @@ class PartitionSnapshots:
         self._identity = identity
         self._lock = threads.lock("partition.snapshots")
         self._busy: set[int] = set()  # guarded by _lock
+        self._held_off = 0  # guarded by _lock: backups that copy snapshots
+
+    @contextmanager
+    def held_off(self) -> Iterator[None]:
+        """Take, remove and install no snapshot during a block; `GateShut` if one is being taken or installed."""
+        with self._lock:
+            if self._busy:
+                raise GateShut("a snapshot of a shard is being taken or installed: try again later")
+            self._held_off += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held_off -= 1
 
     @contextmanager
     def _alone(self, number: int) -> Iterator[None]:
         with self._lock:
+            if self._held_off:
+                raise GateShut("a backup is being made: try again when it has ended")
             if number in self._busy:
                 raise GateShut("a snapshot of this shard is being taken or installed: try again later")
             self._busy.add(number)
@@ -202,6 +218,11 @@ class PartitionSnapshots:
     def kept(self, descriptor: PartitionDescriptor) -> WalStateRecord | None:
         """Return the row of a partition's snapshot: `stored_lsn` is where it was taken, `durable_lsn` its log's end."""
         return self._manifest.get_wal_state(_kept_key(descriptor))
+
+    def damaged(self, descriptor: PartitionDescriptor) -> list[CorruptionError]:
+        """Read a partition's snapshot, if it has one; return what is damaged."""
+        row = self.kept(descriptor)
+        return [] if row is None else list(self._saved(descriptor, row.stored_lsn).damaged())
 
     def log_reaches(self, descriptor: PartitionDescriptor, upto: int) -> list[ManifestOp]:
         """Return the operation that records how far the log of a partition with a snapshot reaches."""

@@ -1,4 +1,4 @@
-"""What one query may use: series, samples, cells of results, and time.
+"""What one query may use: series, samples, cells of results, and time; and what all queries of a server may hold.
 
 Thread: a budget belongs to one query; `cancel` may be called by any thread.
 """
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.errors import Closed, Invalid, WaitExpired
+from penstock.errors import Backpressure, Closed, Invalid, WaitExpired
+from penstock.host import threads
 from penstock.host.clock import Clock
 
 SAMPLES_MAX = 20_000_000  # each takes some 60 bytes while a query runs
@@ -30,12 +31,35 @@ class QueryLimits:
     timeout_s: float = 30.0
 
 
+class SampleRoom:
+    """How many samples all queries of a process may hold at once, however many they are."""
+
+    def __init__(self, samples_max: int) -> None:
+        self._samples_max = samples_max
+        self._taken = 0  # guarded by _lock
+        self._lock = threads.lock("promql.samples")
+
+    def take(self, count: int) -> None:
+        """Take room for samples, or raise `Backpressure`; a query that is alone always has room."""
+        with self._lock:
+            if self._taken and self._taken + count > self._samples_max:
+                raise Backpressure(f"queries hold {self._taken} samples (limit {self._samples_max}): retry later")
+            self._taken += count
+
+    def give_back(self, count: int) -> None:
+        """Give room back."""
+        with self._lock:
+            self._taken -= count
+
+
 class QueryBudget:
     """What a running query has used, against its limits."""
 
-    def __init__(self, limits: QueryLimits, clock: Clock) -> None:
+    def __init__(self, limits: QueryLimits, clock: Clock, room: SampleRoom | None = None) -> None:
         self.limits = limits
         self._clock = clock
+        self._room = room
+        self._in_room = 0
         self._until_s = clock.monotonic_s() + limits.timeout_s
         self._samples = 0
         self._held = 0
@@ -63,6 +87,15 @@ class QueryBudget:
         if self._samples > self.limits.samples_max:
             limit = self.limits.samples_max
             raise QueryTooLarge(f"a query reads at most {limit} samples: select fewer series or less time")
+        if self._room is not None:
+            self._room.take(count)
+            self._in_room += count
+
+    def close(self) -> None:
+        """Give back the room of the query's samples. Can be repeated."""
+        if self._room is not None:
+            count, self._in_room = self._in_room, 0
+            self._room.give_back(count)
 
     def check_series(self, count: int) -> None:
         """Refuse more series than one selector may have."""

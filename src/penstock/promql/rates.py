@@ -16,37 +16,46 @@ Outcome: TypeAlias = tuple[F64, Mask]  # a value for each series and step, and w
 NEAR_GAPS = 1.1  # a border as near as this many average gaps is where the series goes on
 
 
-def _falls(windows: RangeWindows) -> I64:
-    """Return the places of samples that are less than the one before."""
-    return np.flatnonzero(windows.values[1:] < windows.values[:-1]) + 1
+def _falls(windows: RangeWindows) -> Mask:
+    """Return which samples are less than the one before."""
+    return np.append(False, windows.values[1:] < windows.values[:-1])
 
 
-def _count_between(places: I64, windows: RangeWindows) -> tuple[I64, I64]:
-    """Return which of some ascending places lie after each window's first sample, as a range of them."""
-    return np.searchsorted(places, windows.low + 1), np.searchsorted(places, windows.high)
+def _count_within(places: Mask, windows: RangeWindows) -> I64:
+    """Return how many of some samples lie after each window's first sample; of an empty window it has no meaning."""
+    up_to = np.cumsum(places, dtype=np.int64)
+    return up_to[np.maximum(windows.high - 1, 0)] - up_to[np.minimum(windows.low, len(up_to) - 1)]
 
 
-def _rise(windows: RangeWindows, *, counter: bool) -> F64:
-    """Return the last value less the first; a counter's falls are resets to zero, and what it had before is added."""
-    rise: F64 = windows.last()[1] - windows.first()[1]
-    if not counter:
-        return rise
-    falls = _falls(windows)
-    first, end = _count_between(falls, windows)
-    most = int((end - first).max(initial=0))
-    before = windows.values[falls - 1] if len(falls) else np.zeros(1)
-    for number in range(most):
+def _add_resets(rise: F64, windows: RangeWindows, falls: I64) -> None:
+    """Add to the rise of a counter what it had before each fall, which is a reset to zero; one after the other."""
+    series = np.searchsorted(falls, windows.low[:, 0] + 1) < np.searchsorted(falls, windows.high[:, -1])
+    (falling,) = np.nonzero(series)
+    first, end = np.searchsorted(falls, windows.low[falling] + 1), np.searchsorted(falls, windows.high[falling])
+    rows, columns = np.nonzero(end > first)
+    first, end, rows = first[rows, columns], end[rows, columns], falling[rows]
+    before = windows.values[falls - 1]
+    while len(rows):
         windows.budget.check()
-        place = first + number
-        rise = np.where(place < end, rise + before[np.minimum(place, len(before) - 1)], rise)
-    return rise
+        rise[rows, columns] += before[first]
+        first = first + 1
+        going = first < end
+        rows, columns, first, end = rows[going], columns[going], first[going], end[going]
 
 
 def extrapolated(windows: RangeWindows, *, counter: bool, per_second: bool) -> Outcome:
     """Return the rise in each window, extended to its borders as far as the samples make that likely."""
-    present = windows.lengths > 1
-    rise = _rise(windows, counter=counter)
-    (first_us, first), (last_us, _) = windows.first(), windows.last()
+    values = np.empty(windows.low.shape)
+    falls = np.flatnonzero(_falls(windows)) if counter else np.zeros(0, np.int64)
+    for rows, some in windows.row_blocks():
+        values[rows] = _extrapolated(some, falls, counter=counter, per_second=per_second)
+    return values, windows.lengths > 1
+
+
+def _extrapolated(windows: RangeWindows, falls: I64, *, counter: bool, per_second: bool) -> F64:
+    (first_us, first), (last_us, last) = windows.first(), windows.last()
+    rise = last - first
+    _add_resets(rise, windows, falls)
     sampled = (last_us - first_us) / 1e6
     gap = sampled / np.maximum(windows.lengths - 1, 1)
     to_start = (first_us - (windows.ends_us - windows.range_us)) / 1e6
@@ -60,7 +69,7 @@ def extrapolated(windows: RangeWindows, *, counter: bool, per_second: bool) -> O
     factor = (sampled + to_start + to_end) / sampled
     if per_second:
         factor = factor / (windows.range_us / 1e6)
-    return rise * factor, present
+    return rise * factor
 
 
 def rate(windows: RangeWindows) -> Outcome:
@@ -99,13 +108,11 @@ def idelta(windows: RangeWindows) -> Outcome:
 
 def resets(windows: RangeWindows) -> Outcome:
     """Return how often the samples fell."""
-    first, end = _count_between(_falls(windows), windows)
-    return (end - first).astype(np.float64), windows.lengths > 0
+    return _count_within(_falls(windows), windows).astype(np.float64), windows.lengths > 0
 
 
 def changes(windows: RangeWindows) -> Outcome:
     """Return how often the samples changed; from NaN to NaN is no change."""
     now, before = windows.values[1:], windows.values[:-1]
-    changed = np.flatnonzero((now != before) & ~(np.isnan(now) & np.isnan(before))) + 1
-    first, end = _count_between(changed, windows)
-    return (end - first).astype(np.float64), windows.lengths > 0
+    changed = np.append(False, (now != before) & ~(np.isnan(now) & np.isnan(before)))
+    return _count_within(changed, windows).astype(np.float64), windows.lengths > 0

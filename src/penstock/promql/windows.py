@@ -9,7 +9,7 @@ Thread: pure functions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,27 +24,40 @@ from penstock.promql.values import F64, I64, Mask, StepGrid, any_of
 SORTED_SAMPLES = 1 << 22  # that are gathered for sorting at once
 BLOCK_SAMPLES = 1 << 21  # that are copied at once
 LONG_SAMPLES = 512  # of each series: it is searched by itself
+ROW_CELLS = 1 << 14  # windows that are computed at once: the intermediate results stay in the caches of a CPU
 
 
 def counts_up_to(selected: SelectedSamples, grid: StepGrid) -> I64:
     """Return, for each series and step, the index after its last sample at or before the step's time."""
-    series, steps = len(selected.labels), grid.steps
-    if not len(selected.times):
-        return np.broadcast_to(selected.starts[:-1, None], (series, steps)).copy()
-    if len(selected.times) >= LONG_SAMPLES * series:  # fewer steps than samples: search the steps among the samples
+    starts, times, series = selected.starts, selected.times, len(selected.labels)
+    if not len(times):
+        return np.broadcast_to(starts[:-1, None], (series, grid.steps)).copy()
+    each = len(times) // series
+    if each * series == len(times) and (np.diff(starts) == each).all():
+        table = times.reshape(series, each)
+        new = np.append(True, (table[1:] != table[:-1]).any(axis=1))  # series of one target have the same times
+        alone = _counts(each * np.arange(int(new.sum()) + 1), table[new].reshape(-1), grid)
+        ends: I64 = alone[np.cumsum(new) - 1]
+    else:
+        ends = _counts(starts, times, grid)
+    ends += starts[:-1, None]
+    return ends
+
+
+def _counts(starts: I64, times: I64, grid: StepGrid) -> I64:
+    """Return, for each series and step, how many of its samples are at or before the step's time."""
+    series, steps = len(starts) - 1, grid.steps
+    if len(times) >= LONG_SAMPLES * series:  # fewer steps than samples: search the steps among the samples
         moments = grid.times()
         found = np.empty((series, steps), np.int64)
-        starts = selected.starts.tolist()
-        for row, (start, end) in enumerate(pairwise(starts)):
-            found[row] = np.searchsorted(selected.times[start:end], moments, "right")
-            found[row] += start
+        for row, (start, end) in enumerate(pairwise(starts.tolist())):
+            found[row] = np.searchsorted(times[start:end], moments, "right")
         return found
-    of_sample = np.repeat(np.arange(series, dtype=np.int64), np.diff(selected.starts))
+    of_sample = np.repeat(np.arange(series, dtype=np.int64), np.diff(starts))
     # The first step at or after the sample: the division is rounded up.
-    step = np.clip(-(-(selected.times - grid.start_us) // grid.step_us), 0, steps)
+    step = np.clip(-(-(times - grid.start_us) // grid.step_us), 0, steps)
     counts = np.bincount(of_sample * (steps + 1) + step, minlength=series * (steps + 1)).reshape(series, steps + 1)
     ends: I64 = np.cumsum(counts[:, :steps], axis=1, dtype=np.int64)
-    ends += selected.starts[:-1, None]
     return ends
 
 
@@ -70,6 +83,17 @@ class RangeWindows:
     @property
     def steps(self) -> int:
         return len(self.evaluated_us)
+
+    def row_blocks(self) -> Iterator[tuple[slice, RangeWindows]]:
+        """Yield ranges of series, and their windows, few enough for intermediate results of the size of a CPU's cache.
+
+        The labels of the parts are those of all windows.
+        """
+        rows = max(1, ROW_CELLS // max(1, self.steps))
+        for start in range(0, len(self.low), rows):
+            self.budget.check()
+            some = slice(start, start + rows)
+            yield some, replace(self, low=self.low[some], high=self.high[some])
 
     def first(self) -> tuple[I64, F64]:
         """Return time and value of the first sample of each window. Where it is empty they have no meaning."""

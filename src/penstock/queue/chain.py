@@ -18,6 +18,7 @@ from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import make_dirs, remove_file
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
+from penstock.kinds import OwnFile
 from penstock.log.record import Record
 from penstock.queue.files import (
     VERSION,
@@ -30,7 +31,14 @@ from penstock.queue.files import (
     shard_identity,
 )
 from penstock.queue.messages import PREFIX
-from penstock.queue.qmft import ActiveFileState, FileEntry, FileTable, QmftManifest, QmftWriter, data_files
+from penstock.queue.qmft import (
+    ActiveFileState,
+    FileEntry,
+    FileTable,
+    QmftManifest,
+    QmftWriter,
+    data_files,
+)
 from penstock.queue.tail import scan_tail
 
 logger = logging.getLogger(__name__)
@@ -299,6 +307,19 @@ class FileChain:
                     self._fs.rmdir(f"{self._folder}/{folder}")
                     self._day = ""
                     folder = folder.rpartition("/")[0]
+
+    def own_files(self) -> list[OwnFile]:
+        """Return the synced files, and the manifest that names them."""
+        files = [
+            *(OwnFile(name, len(data), data, is_whole=False) for name, data in self.manifest_files()),
+            *(OwnFile(entry.path, entry.size, None, is_whole=True) for entry in self._manifest.files),
+        ]
+        if (active := self.active) is not None:
+            end = self.synced.offset
+            # One without messages is unlinked as soon as another takes its place.
+            content = None if active.messages else active.file.pread(end, 0)
+            files.append(OwnFile(active.path, end, content, is_whole=False))
+        return files
 
     def collect(self) -> int:
         """Unlink every data file that the manifest does not list; return how many. Lists every folder."""

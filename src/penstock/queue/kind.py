@@ -6,19 +6,21 @@ Thread: pure functions; the table it makes is for any thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from penstock.arguments import flag, in_short
 from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
 from penstock.kinds import (
     BuildContext,
+    FileKeeping,
     FileReadable,
     Filters,
     Host,
     Kind,
     Loadable,
     MachineContext,
+    OwnFile,
     Piece,
     Port,
     PreparedRows,
@@ -58,7 +60,7 @@ from penstock.queue.validation import (
 )
 
 
-class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
+class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced):
     """The kind `queue`."""
 
     name = "queue"
@@ -173,7 +175,15 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, Serviced):
     def check_staged(self, machine: QueueMachine, files: Sequence[StagedFile]) -> None:
         machine.check_staged(files)
 
-    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+    def own_files(self, machine: QueueMachine) -> list[OwnFile]:
+        return machine.own_files()
+
+    def damaged_files(self, machine: QueueMachine) -> list[tuple[str, str]]:
+        return machine.damaged_files()
+
+    def read_piece(
+        self, piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None
+    ) -> Iterator[Any] | None:
         assert piece.end is not None  # every piece of a queue has an end
         return read_piece(piece.detail, sequence_of(piece.start), sequence_of(piece.end), root, identity)
 

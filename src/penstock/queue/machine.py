@@ -13,6 +13,7 @@ because a roll syncs them too: a replay counts messages that the files already h
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +23,11 @@ from weakref import WeakKeyDictionary
 
 from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host import threads
+from penstock.host.file_operations import remove_file
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import REFERENCE
-from penstock.kinds import Machine, MachineContext, Piece, ShardSnapshot
-from penstock.manifest.keys import WalStateKey
+from penstock.kinds import Machine, MachineContext, OwnFile, Piece, ShardSnapshot
+from penstock.manifest.keys import ChunkKey, WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionContent, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
@@ -38,6 +40,7 @@ from penstock.queue.staged import staged_batches
 
 SCAN_BYTES = 8 << 20  # of messages that a scan holds in memory
 KEY = struct.Struct(">Q")  # a sequence as a key: big-endian, so that keys sort by sequence
+_STAGED = re.compile(r"([0-9]{20})\.arrow")
 _STORED = struct.Struct("<QQ")  # floor and next sequence, as of the LSN that is stored
 
 
@@ -226,7 +229,9 @@ class QueueMachine(Machine):
             taken, self._taken = self._taken, []
         if taken:
             context = self._context
-            staging = Staging(context.manifest, fs=context.fs, root=context.root, clock=context.clock)
+            staging = Staging(
+                context.manifest, fs=context.fs, root=context.root, clock=context.clock, remove=context.remove
+            )
             staging.discard(self._descriptor.table_id, taken)
 
     def _store(self) -> WalStateRecord:
@@ -256,6 +261,18 @@ class QueueMachine(Machine):
         finally:
             state.close()
 
+    def own_files(self) -> list[OwnFile]:
+        """Return the files of the queue, as far as they are synced."""
+        with self._lock:
+            self.queue.sync()
+            return [file._replace(path=f"{self.folder}/{file.path}") for file in self.queue.own_files()]
+
+    def damaged_files(self) -> list[tuple[str, str]]:
+        """Read every file; return (path, reason) for each damage."""
+        with self._lock:
+            damage = self.queue.damaged_manifest()
+        return damage + self.queue.damaged_files()
+
     def drop_files(self) -> None:
         """Remove files below the floor that no snapshot reads; the first time, also files that a crash left."""
         if not self._context.may_remove():
@@ -263,11 +280,20 @@ class QueueMachine(Machine):
         with self._lock:
             if not self._collected:
                 self.queue.collect()
+                self._collect_staged()
                 self._collected = True
             with self._pin_lock:  # a later snapshot begins at a floor that is not below this one
                 before = min([self._visible().floor, *self._pins.values()])
             if before > self.queue.first_sequence:
                 self.queue.trim(before_sequence=before)
+
+    def _collect_staged(self) -> None:
+        """Remove staged files that have no row any more: a crash came before the end of a backup."""
+        context, table = self._context, self._descriptor.table_id
+        for name in context.fs.listdir(self._folder):
+            match = _STAGED.fullmatch(name)
+            if match and context.manifest.get_chunk(ChunkKey(table, int(match[1]))) is None:
+                remove_file(context.fs, f"{self._folder}/{name}")
 
     def close(self) -> None:
         with self._lock:

@@ -26,15 +26,17 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit, Restore
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
+from penstock.kinds import OwnFile
 from penstock.log.record import encoded_size
 from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
 from penstock.queue.messages import SCHEMA, MessageBatch, Messages, stamped
+from penstock.queue.qmft import QmftWriter
 from penstock.queue.reading import FilesView, QueueReader, Span
 
 T = TypeVar("T")
@@ -69,6 +71,7 @@ class PersistentQueue:
         identity: bytes,
         cut_after_lsn: int | None,
     ) -> None:
+        self._fs = fs
         self._folder = folder
         self._clock = clock
         self._cut_after_lsn = cut_after_lsn  # None: standalone
@@ -355,6 +358,32 @@ class PersistentQueue:
                 files.drop_oldest(count)
                 self._show()
         return self.first_sequence
+
+    def own_files(self) -> list[OwnFile]:
+        """Return the files that hold all that is synced, with a manifest that names them. Requires: `sync`."""
+        return self._files.own_files()
+
+    def damaged_manifest(self) -> list[tuple[str, str]]:
+        """Return (path, reason) if the manifest on disk cannot be read. Requires: nothing is written meanwhile."""
+        try:
+            QmftWriter(self._fs, self._folder).read_latest()
+        except CorruptionError as error:
+            return [(error.path, error.reason)]
+        except Restore as error:
+            return [(self._folder, str(error))]
+        return []
+
+    def damaged_files(self) -> list[tuple[str, str]]:
+        """Read every data file; return (path, reason) for each damage."""
+        damage: list[tuple[str, str]] = []
+        view = self._readable()
+        for span in (view.span(index) for index in range(len(view.files) + bool(view.active.path))):
+            try:
+                damage += [(error.path, f"byte {error.offset}: {error.reason}") for error in self._reader.damage(span)]
+            except FileNotFoundError:
+                if span.first >= self._view.first:  # else it was trimmed meanwhile
+                    damage.append((f"{self._folder}/{span.path}", "it is missing"))
+        return damage
 
     def collect(self) -> int:
         """Remove data files that the manifest does not list (crashes leave them); return how many. Lists folders."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, UnsupportedVersion
 from penstock.host.files import FileSystem
 from penstock.host.threads import lock
 from penstock.log.record import encoded_size
-from penstock.queue.files import KIND_MESSAGES, DataReader, FileIndex, Opening
+from penstock.queue.files import KIND_MESSAGES, OPENING_BYTES, DataReader, FileIndex, Opening
 from penstock.queue.messages import PREFIX, MessageBatch, decode_batch
 from penstock.queue.qmft import FileTable
 
@@ -135,6 +135,26 @@ class QueueReader:
             else:
                 high = middle
         return low
+
+    def damage(self, span: Span) -> list[CorruptionError]:
+        """Read a file to its end; return what is damaged or missing."""
+        damage: list[CorruptionError] = []
+        try:
+            reader = self._of(span)
+            expected = span.first
+            for offset, record in reader.records(OPENING_BYTES, span.size, past_damage=True, damage=damage):
+                if record.kind != KIND_MESSAGES:
+                    continue
+                if record.index != expected and not damage:
+                    damage.append(CorruptionError(reader.file.path, offset, f"message {expected} is missing"))
+                expected = record.index + PREFIX.unpack_from(record.body)[2]
+            if expected < span.next and not damage:
+                damage.append(CorruptionError(reader.file.path, span.size, f"message {expected} is missing"))
+        except CorruptionError as error:
+            damage.append(error)
+        except UnsupportedVersion as error:
+            damage.append(CorruptionError(f"{self._folder}/{span.path}", 0, str(error)))
+        return damage
 
     def opening(self, path: str) -> Opening:
         return self._file(path).opening

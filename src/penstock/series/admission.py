@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from penstock.errors import Invalid
+from penstock.series.admitted import SeriesAdmission
 from penstock.series.keys import dictionary_keys
 from penstock.series.labels import METRIC, LabelTable
 from penstock.series.options import SECOND_US, SeriesOptions
@@ -44,13 +45,16 @@ def check_window(name: str, first: int, last: int, options: SeriesOptions, time_
 
 def admit_sections(
     name: str, sections: Sequence[SeriesSection], options: SeriesOptions, limits: SeriesLimits, time_us: int
-) -> None:
-    """Raise `Invalid` if the sections of one group have times or new series that a table does not accept."""
+) -> SeriesAdmission | None:
+    """Raise `Invalid` if the sections of one group have times or new series that a table does not accept.
+
+    Return the admission of their new series, to be withdrawn if they are never written; None if they have none.
+    """
     if options.rollup is not None:
         for section in sections:
             if not any(isinstance(part, (RollupProgress, BucketTrim)) for part in section.log):
                 check_not_rollup(name, options)
-        return  # its series are those of its source
+        return None  # its series are those of its source
     blocks = [part for section in sections for part in section.parts if isinstance(part, SampleBlock)]
     found: dict[int, list[LabelTable]] = {}
     for block in blocks:
@@ -59,14 +63,13 @@ def admit_sections(
             if not limits.known(bucket, series).all():
                 found.setdefault(bucket, []).append(series)
     if not found:
-        return
+        return None
     with limits.admitted.lock:
         limits.admitted.forget(time_us)
         series_new = {bucket: _new_series(bucket, tables, limits) for bucket, tables in found.items()}
         for bucket, by_metric in series_new.items():
             _check_new(name, bucket, by_metric, options, limits)
-        for bucket, by_metric in series_new.items():  # when all are accepted
-            limits.admitted.add(bucket, by_metric, time_us)
+        return limits.admitted.add(series_new, time_us)  # when all are accepted
 
 
 def _by_bucket(block: SampleBlock, options: SeriesOptions) -> Iterator[tuple[int, LabelTable]]:

@@ -113,19 +113,36 @@ class LabelColumns:
             offsets = repeated.astype(np.int32)
         return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
 
+    def metrics(self, rows: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> Any:
+        """Return the metrics of some series, each as often as `counts` says."""
+        metrics = [dict(decode_labels(self._labels[row])).get(METRIC, "") for row in rows.tolist()]
+        return pa.array(metrics, pa.string()).take(pa.array(np.repeat(np.arange(len(rows)), counts)))
+
 
 def _repeated(labels: Labels, count: int) -> tuple[Any, Any]:
     """Return metric and label map of one series, `count` times: a select of one series is often short."""
     pairs = [pair for pair in labels if pair[0] != METRIC]
-    metric = pa.repeat(pa.scalar(dict(labels).get(METRIC, ""), pa.string()), count)
-    places = pa.array(np.tile(np.arange(len(pairs)), count))
-    name, value = (pa.array([pair[part] for pair in pairs], pa.string()).take(places) for part in (0, 1))
+    metric, name, value = (
+        _texts_repeated(texts, count)
+        for texts in ([dict(labels).get(METRIC, "")], [name for name, _ in pairs], [value for _, value in pairs])
+    )
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(pairs))
-    return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
+    return metric, pa.MapArray.from_arrays(_fixed(pa.int32(), offsets), name, value)
 
 
-def sample_batches(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Iterator[Any]:
-    """Yield samples as record batches of `SAMPLES`; `rows` are the series of the samples, as runs.
+def _texts_repeated(texts: list[str], count: int) -> Any:
+    """Return some texts, one after the other, `count` times: what `take` of their array returns, for less."""
+    encoded = [text.encode() for text in texts]
+    data = b"".join(encoded)
+    ends = np.cumsum([0, *map(len, encoded)])
+    offsets = np.append(np.add.outer(np.arange(count) * len(data), ends[:-1]), count * len(data)).astype(np.int32)
+    return pa.StringArray.from_buffers(count * len(texts), pa.py_buffer(offsets), pa.py_buffer(data * count))
+
+
+def sample_batches(
+    labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64, schema: Any = SAMPLES
+) -> Iterator[Any]:
+    """Yield samples as record batches of some fields of `SAMPLES`; `rows` are the series of the samples, as runs.
 
     Each row repeats the labels of its series, so series with long ones get batches of few rows.
     """
@@ -134,31 +151,40 @@ def sample_batches(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64,
         count = max(1, BATCH_LABEL_BYTES // max(map(labels.bytes_of, set(rows.tolist())), default=1))
     for start in range(0, len(rows), count):
         some = slice(start, start + count)
-        yield sample_batch(labels, rows[some], times[some], bits[some])
+        yield sample_batch(labels, rows[some], times[some], bits[some], schema)
 
 
-def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
-    """Return samples as one record batch of `SAMPLES`; `rows` are the series of the samples, as runs."""
+def sample_batch(labels: LabelColumns, rows: npt.NDArray[np.intp], times: I64, bits: U64, schema: Any = SAMPLES) -> Any:
+    """Return samples as one record batch, see `sample_batches`."""
+    columns = {"time": _fixed(TIME, times), "value": _fixed(pa.float64(), bits)}
     starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
-    metrics, maps = labels.arrays(rows[starts], np.diff(np.append(starts, len(rows))))
-    columns = [metrics, maps, _fixed(TIME, times), _fixed(pa.float64(), bits)]
-    return pa.record_batch(columns, schema=SAMPLES)
+    counts = np.diff(np.append(starts, len(rows)))
+    if "labels" in schema.names:
+        columns["metric"], columns["labels"] = labels.arrays(rows[starts], counts)
+    elif "metric" in schema.names:
+        columns["metric"] = labels.metrics(rows[starts], counts)
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
 def run_batch(labels: Sequence[bytes], rows: npt.NDArray[np.intp], times: I64, bits: U64) -> Any:
     """Return samples as a record batch of `RUNS`; `rows` are the series of the samples, as runs."""
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    place = np.zeros(len(rows), np.int64)
-    place[starts] = np.arange(len(starts))
-    later = np.ones(len(rows), np.bool_)
-    later[starts] = False
-    first = pa.array([labels[row] for row in rows[starts].tolist()], pa.binary())
-    columns = [first.take(pa.array(place, mask=later)), _fixed(pa.int64(), times), _fixed(pa.float64(), bits)]
+    first = np.append(True, rows[1:] != rows[:-1])
+    starts = np.flatnonzero(first)
+    texts = [labels[row] for row in rows[starts].tolist()]
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise Invalid("the labels of the selected series have more than 2 GiB: narrow the selectors")
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    offsets[1:] = np.repeat(ends, np.diff(starts, append=len(rows)))
+    valid = np.packbits(first, bitorder="little")
+    buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
+    series = pa.Array.from_buffers(pa.binary(), len(rows), buffers)
+    columns = [series, _fixed(pa.int64(), times), _fixed(pa.float64(), bits)]
     return pa.record_batch(columns, schema=RUNS)
 
 
 def _fixed(kind: Any, column: npt.NDArray[Any]) -> Any:
-    """Return a column of 8-byte elements as an Arrow array, bit by bit."""
+    """Return a column of numbers as an Arrow array of the same width, bit by bit."""
     return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
 
 

@@ -26,8 +26,9 @@ from penstock.kinds.changes import INSERT, PART_BYTES, POSTIMAGE, PREIMAGE, REMO
 from penstock.lsm.tree import Tree
 from penstock.series import index
 from penstock.series.arrow import SAMPLES, LabelColumns, sample_batch
+from penstock.series.bounded_zstd import RATIO_MAX
 from penstock.series.drafts import RecordDraft
-from penstock.series.labels import RATIO_MAX, U32, LabelTable, decode_labels
+from penstock.series.labels import U32, LabelTable, decode_labels
 from penstock.series.operators import fold_columns
 from penstock.series.options import SERIES_MAX, TIME_MAX, TIME_MIN, SeriesOptions
 from penstock.series.reading import SeriesState
@@ -322,7 +323,7 @@ def _shown_bytes(samples: SampleBlock, labels_size: int) -> int:
 def _part(types: Types | None, samples: SampleBlock, preimages: bool) -> ChangePart:
     header = _HEADER.pack(_INSERTS if types is None else _CHANGES, preimages, len(samples))
     stored = b"" if types is None else types.tobytes()
-    return ChangePart(len(samples), b"".join((header, stored, *encode_block(samples))))
+    return ChangePart(len(samples), (header, stored, *encode_block(samples)))
 
 
 def read_changes(data: bytes) -> tuple[bytes, pa.RecordBatch]:

@@ -135,6 +135,11 @@ class RecordDraft:
         """Whether series are new here, or have samples again."""
         return bool(self._refilled) or any(some.new for some in self._buckets.values())
 
+    def before(self, bucket: int) -> tuple[int | None, BitMap | None]:
+        """Return a bucket's last id and empty series before this draft; None where it does not change them."""
+        some = self._buckets.get(bucket)
+        return None if some is None else some.base.last, self._empty_read.get(bucket)
+
     def series_keys(self) -> Iterator[tuple[int, Collection[bytes]]]:
         """Yield, by bucket, the dictionary keys of the series that are new here, or have samples again."""
         yield from self._refilled.items()

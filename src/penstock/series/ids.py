@@ -5,7 +5,7 @@ values, as bytes.
 The numbers are exact, so no fingerprint is compared in memory. A label table that was written before is recognised as a
 whole. All of it may be forgotten at any moment: the tree is the truth.
 
-Thread: the thread that applies; `known`, `empty` and `series_count` from any.
+Thread: the thread that applies; `known`, `empty` and `last` from any.
 Invariant: what is remembered is in the tree.
 """
 
@@ -235,7 +235,7 @@ class SeriesIds:
             ids[row] = next(iter(index.dictionary_ids(view.get(key))), 0)
         return ids
 
-    def series_count(self, bucket: int, view: View) -> int:
-        """Return the number of series in a bucket that have samples."""
+    def last(self, bucket: int, view: View) -> int:
+        """Return the highest id of a bucket; 0 if it has none."""
         some = self._buckets.get(bucket)
-        return (index.last_id(view, bucket) if some is None else some.last) - len(self.empty(bucket, view))
+        return index.last_id(view, bucket) if some is None else some.last

@@ -42,6 +42,7 @@ from penstock.series.selectors import Matcher
 
 Check: TypeAlias = Callable[[], None]  # raises when a query is out of time
 _CHECK_VALUES = 16  # of a label, that are tested between two checks: a regular expression may take milliseconds
+_BUCKETS_FEW = 4  # are looked up one by one
 _GET_MAX = 64  # ids looked up one by one; more are scanned if they are close together
 _TRIMMED = struct.Struct("<I")
 _pack = msgspec.msgpack.Encoder().encode
@@ -102,14 +103,16 @@ def dictionary_ids(value: bytes | None) -> list[int]:
 
 def buckets(view: View, first: int, end: int) -> Iterator[int]:
     """Yield the buckets in [first, end) that have series, ascending."""
+    skips = end - first > _BUCKETS_FEW
     while first < end:
-        key = view.first_key(*bucket_range(first, end))
-        if key is None:
-            return
-        bucket = bucket_of(key)
-        if view.get(forward_key(bucket, 1)) is not None:  # every bucket that was not dropped has a first series
-            yield bucket
-        first = bucket + 1
+        if skips:
+            key = view.first_key(*bucket_range(first, end))
+            if key is None:
+                return
+            first = bucket_of(key)
+        if view.get(forward_key(first, 1)) is not None:  # every bucket that was not dropped has a first series
+            yield first
+        first += 1
 
 
 def last_id(view: View, bucket: int) -> int:

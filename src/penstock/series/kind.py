@@ -8,8 +8,9 @@ Thread: pure functions; the table it makes is for any thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -115,13 +116,16 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
     def receive(self, payload: bytes, options: bytes) -> SeriesSection:
         return receive_section(payload)
 
-    def admit(self, info: TableInfo, sections: Sequence[SeriesSection], machine: SeriesMachine, time_us: int) -> None:
+    def admit(
+        self, info: TableInfo, sections: Sequence[SeriesSection], machine: SeriesMachine, time_us: int
+    ) -> Callable[[], None] | None:
         term = machine.term  # before the state is read: a delete that is applied meanwhile ends this one
-        admit_sections(info.name, sections, decode_series_options(info.options), machine, time_us)
+        admission = admit_sections(info.name, sections, decode_series_options(info.options), machine, time_us)
         for section in sections:
             sample = section.log[0] if len(section.log) == 1 else None
             if isinstance(sample, tuple):
                 sample[0].term = term  # its table writes more samples of this series without asking
+        return None if admission is None else partial(machine.withdraw, admission)
 
     def frees_space(self, section: SeriesSection) -> bool:
         return all(isinstance(part, (SeriesDelete, BucketTrim)) for part in section.log)
@@ -215,8 +219,10 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
 
     # -- files
 
-    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
-        return read_piece(piece, root, identity)
+    def read_piece(
+        self, piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None
+    ) -> Iterator[Any] | None:
+        return read_piece(piece, root, identity, columns)
 
     def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:
         return check_piece(piece, root, identity)

@@ -19,11 +19,11 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import xxhash
 
 from penstock.arguments import in_short
 from penstock.errors import CorruptionError, Invalid
+from penstock.series import bounded_zstd
 
 METRIC = "__name__"
 LABELS_MAX = 64  # of one series, the metric included
@@ -257,17 +257,14 @@ _CODES: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: n
 
 COMPRESS_BYTES = 1_024
 TABLE_BYTES_MAX = 1 << 28
-RATIO_MAX = 16  # of compression: a few bytes must not take much memory, so what is smaller is stored as it is
-_zstd = pa.Codec("zstd", compression_level=1)
 
 
 def _encode_table(table: LabelTable) -> bytes:
     raw = _table_bytes(table)
     if len(raw) < COMPRESS_BYTES or len(raw) > TABLE_BYTES_MAX:
         return _SIZE.pack(0) + raw
-    stored: bytes = _zstd.compress(raw, asbytes=True)
-    pays = len(stored) < len(raw) <= RATIO_MAX * len(stored)
-    return _SIZE.pack(len(raw)) + stored if pays else _SIZE.pack(0) + raw
+    stored = bounded_zstd.compress(raw)
+    return _SIZE.pack(0) + raw if stored is None else _SIZE.pack(len(raw)) + stored
 
 
 def _table_bytes(table: LabelTable) -> bytes:
@@ -289,17 +286,8 @@ def table_size(stored: bytes, at: int = 0) -> int:
 
 def _raw_table(stored: bytes) -> bytes:
     (size,) = _SIZE.unpack_from(stored)
-    if not size:
-        return stored[_SIZE.size :]
-    if size > min(TABLE_BYTES_MAX, RATIO_MAX * (len(stored) - _SIZE.size)):
-        raise ValueError("it is too large")
-    try:
-        raw: bytes = _zstd.decompress(stored[_SIZE.size :], decompressed_size=size, asbytes=True)
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"it does not decompress: {error}") from None
-    if len(raw) != size:
-        raise ValueError("its size is wrong")
-    return raw
+    rest = stored[_SIZE.size :]
+    return bounded_zstd.decompress(rest, size, TABLE_BYTES_MAX) if size else rest
 
 
 def decode_table(stored: bytes) -> LabelTable:

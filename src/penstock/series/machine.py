@@ -11,6 +11,7 @@ Invariants: (1) an edit depends on the record and the tree alone; what `SeriesId
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from penstock.host import threads
@@ -25,7 +26,7 @@ from penstock.partition.machine import Entry, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.series import index
 from penstock.series.admission import admit_sections
-from penstock.series.admitted import AdmittedSeries
+from penstock.series.admitted import AdmittedSeries, SeriesAdmission
 from penstock.series.changes import NewestTimes, RowsBefore, record_changes
 from penstock.series.drafts import RecordDraft
 from penstock.series.ids import SeriesIds
@@ -74,6 +75,7 @@ class SeriesMachine(TreeMachine):
         self._ids = SeriesIds()
         self._newest = NewestTimes()
         self._prepared: tuple[RecordDraft, SeriesEdit] | None = None  # until it is applied and remembered
+        self._uncounted: RecordDraft | None = None  # its new series count as admitted. Guarded by admitted.lock
 
     def apply(self, entry: Entry) -> None:
         if self._prepared is not None and self._prepared[0].lsn != entry.lsn:
@@ -85,6 +87,9 @@ class SeriesMachine(TreeMachine):
                 with RowsBefore(self.tree, self._descriptor.partition, self.options) as before:
                     record_changes(self.feed, before, draft, self._newest, entry.time_us)
             self._prepared = draft, draft.edit(entry.time_us)
+        if self._prepared[0].changes_series:
+            with self.admitted.lock:  # before they are in the tree: see `series_count`
+                self._uncounted = self._prepared[0]
         self.tree.apply(self._prepared[1])
         self._finish()
         if files:  # as long as they are needed they take space, and may be purged
@@ -118,28 +123,35 @@ class SeriesMachine(TreeMachine):
         """Store what was read from staged files, and discard these."""
         self._maintenance.flush(self.tree)
         context = self._context
-        staging = Staging(context.manifest, fs=context.fs, root=context.root, clock=context.clock)
+        staging = Staging(
+            context.manifest, fs=context.fs, root=context.root, clock=context.clock, remove=context.remove
+        )
         staging.discard(self._descriptor.table_id, files)
 
     def check_staged(self, files: Sequence[StagedFile]) -> None:
         """Raise `Invalid` if staged files are malformed, or hold what this table does not accept."""
         context, table = self._context, self._descriptor
         options = decode_series_options(context.options_of(table.table_id) or encode_series_options(self.options))
-        for file in files:  # each is admitted alone: series of the earlier ones count
-            section = receive_section(staged_payload(context.fs, context.root, file))
-            admit_sections(table.name, [section], options, self, context.clock.time_us())
+        admissions: list[SeriesAdmission | None] = []
+        try:
+            for file in files:  # each is admitted alone: series of the earlier ones count
+                section = receive_section(staged_payload(context.fs, context.root, file))
+                admissions.append(admit_sections(table.name, [section], options, self, context.clock.time_us()))
+        except BaseException:
+            for admission in admissions:
+                self.withdraw(admission)
+            raise
 
     def _finish(self) -> None:
         """Remember a draft whose edit was applied; forget one whose record was set aside."""
         assert self._prepared is not None
         draft = self._prepared[0]
-        if draft.lsn <= self.tree.lsn and not draft.changes_series:
-            self._ids.remember(draft.learned())
-        elif draft.lsn <= self.tree.lsn:
-            with self.admitted.lock:  # a new series counts as admitted or as applied, at any moment
+        with self.admitted.lock if draft.changes_series else nullcontext():  # a new series counts once at any moment
+            if draft.lsn <= self.tree.lsn:
                 self._ids.remember(draft.learned())
                 for bucket, keys in draft.series_keys():
                     self.admitted.remove(bucket, keys)
+            self._uncounted = None
         if draft.empties_series:  # last: an admission that found them with samples has this term
             ended, self.term = self.term, AdmissionTerm()
             ended.over = True
@@ -165,15 +177,29 @@ class SeriesMachine(TreeMachine):
 
     # -- admission
 
+    def withdraw(self, admission: SeriesAdmission | None) -> None:
+        """Take back an admission whose sections will never be applied."""
+        if admission is not None:
+            with self.admitted.lock:
+                self.admitted.withdraw(admission)
+
     def known(self, bucket: int, series: LabelTable) -> Any:
         """Return, for each series, whether it has samples in the bucket."""
         return self._ids.known(bucket, series, self.tree.view)
 
     def series_count(self, bucket: int, metric: str | None = None) -> int:
-        """Return the number of series in a bucket that have samples, or of one metric in it."""
+        """Return the number of series in a bucket that have samples, or of one metric in it.
+
+        Those of an edit that is being applied are among `admitted`, so they do not count here, whether the tree has
+        them already or not: their ids are higher than the last one before. Requires: `admitted.lock` is held.
+        """
+        draft, view = self._uncounted, self.tree.view
+        last, empty = (None, None) if draft is None else draft.before(bucket)
+        last = self._ids.last(bucket, view) if last is None else last
+        empty = self._ids.empty(bucket, view) if empty is None else empty
         if metric is None:
-            return self._ids.series_count(bucket, self.tree.view)
-        return len(index.ids_with(self.tree.view, bucket, METRIC, metric) - self._ids.empty(bucket, self.tree.view))
+            return last - len(empty)
+        return (index.ids_with(view, bucket, METRIC, metric) - empty).range_cardinality(1, last + 1)
 
     def oldest_bucket(self) -> int | None:
         """Return the number of the oldest bucket; None if there is none."""

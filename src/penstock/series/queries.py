@@ -20,7 +20,7 @@ Invariant: the samples of one series follow each other in the order of time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -218,7 +218,10 @@ def places_of(ids: U32, found: U32) -> npt.NDArray[np.intp]:
     """Return where each of `found` stands among ascending ids, which hold all of them."""
     if int(ids[-1]) - int(ids[0]) + 1 == len(ids):
         return found.astype(np.intp) - int(ids[0])
-    return np.searchsorted(ids, found)
+    if not len(found):
+        return np.zeros(0, np.intp)
+    starts = np.flatnonzero(np.append(True, found[1:] != found[:-1]))  # samples of one series follow each other
+    return np.repeat(np.searchsorted(ids, found[starts]), np.diff(starts, append=len(found)))
 
 
 def _select(
@@ -241,13 +244,14 @@ def _runs(
             yield run_batch(selected.labels, some.rows, some.times, some.bits)
 
 
-def scan_samples(shard: SeriesShard, start: int, end: int) -> Iterator[Any]:
-    """Yield record batches of all samples in a range, ordered by bucket, series and time."""
+def scan_samples(shard: SeriesShard, start: int, end: int, columns: Collection[str] | None = None) -> Iterator[Any]:
+    """Yield record batches of all samples in a range, with some columns, ordered by bucket, series and time."""
+    schema = SAMPLES if columns is None else pa.schema([field for field in SAMPLES if field.name in columns])
     for bucket, ids in shard.match((), start, end) if start < end else ():
         labels = LabelColumns(shard.labels_of(bucket, ids))
         for found, times, bits in shard.read(bucket, ids, start, end):
             if len(times):
-                yield from sample_batches(labels, places_of(ids, found), times, bits)
+                yield from sample_batches(labels, places_of(ids, found), times, bits, schema)
 
 
 # -- labels

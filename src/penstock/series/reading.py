@@ -11,7 +11,7 @@ slice of one series if that has more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -250,10 +250,12 @@ class SeriesState(ShardSnapshot):
         return pieces
 
 
-def read_piece(piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
-    """Return record batches of a piece from its files; None if they cannot be read from here."""
+def read_piece(
+    piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None
+) -> Iterator[Any] | None:
+    """Return record batches of a piece from its files, of some columns; None if they cannot be read from here."""
     state = open_piece(piece, root, identity)
-    return None if state is None else state.scan_arrow(piece.start, piece.end)
+    return None if state is None else scan_samples(state, *key_times(piece.start, piece.end), columns)
 
 
 def open_piece(piece: Piece, root: str, identity: bytes) -> SeriesState | None:

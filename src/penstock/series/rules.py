@@ -9,7 +9,8 @@ import numpy as np
 
 from penstock.arguments import in_short
 from penstock.arguments import text as checked_text
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import Invalid
+from penstock.partition.part_codec import receive_parts
 from penstock.series.labels import check_table, check_value
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.samples import I64
@@ -23,12 +24,7 @@ METRIC_TYPES = ("", "counter", "gauge", "histogram", "summary", "info", "statese
 
 def receive_section(payload: bytes) -> SeriesSection:
     """Decode and check a section; `Invalid` if it breaks a rule of the API."""
-    try:
-        section = decode_section(payload)
-    except CorruptionError as error:
-        raise Invalid(f"a section of a series table is malformed: {error.reason}") from None
-    if not section.log:
-        raise Invalid("a section of a series table holds nothing")
+    section = receive_parts("series", decode_section, payload)
     for part in section.parts:
         if isinstance(part, SampleBlock):
             check_block(part)

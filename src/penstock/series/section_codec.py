@@ -1,7 +1,6 @@
 """Sections of a series table as bytes:
 
-    version u8 = 1, 3 zero bytes, parts u32
-    for each part:   type u8, 3 zero bytes, length u32, body
+    version u8 = 1, and parts as `partition/part_codec` frames them
     a block's body:  bytes of the label table u32, samples u32, form u8 for each of index, times, values, 1 zero byte,
                      label table (see `labels`), index, times, values
     a column         in form 0 every element; in form 1 one element, which all equal; in form 2 nothing: 0, 1, 2, ...
@@ -17,15 +16,17 @@ Invariant: decode(encode(section)) has the same parts.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from penstock.errors import CorruptionError, Invalid
-from penstock.series.labels import RATIO_MAX, U64, decode_table, table_size
+from penstock.errors import Invalid
+from penstock.partition.part_codec import HEADER, PART, decode_parts, decoding, encode_parts
+from penstock.series import bounded_zstd
+from penstock.series.labels import U64, decode_table, table_size
 from penstock.series.section import (
     BucketTrim,
     MetricMetadata,
@@ -41,55 +42,36 @@ SECTION_BYTES_MAX = 1 << 29  # before compression
 SAMPLES, METADATA, DELETE, TRIM, PROGRESS = 1, 2, 3, 4, 5
 EVERY, SAME, COUNTING = 0, 1, 2
 LABEL_WEIGHT = 32  # memory for each byte of a label table
-_zstd = pa.Codec("zstd", compression_level=1)
-_HEADER = struct.Struct("<BxxxI")
-_PART = struct.Struct("<BxxxI")
 _BLOCK = struct.Struct("<IIBBBx")
 _INDEX, _TIMES, _BITS = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<u8")
 _COLUMNS: tuple[np.dtype[Any], ...] = (_INDEX, _TIMES, _BITS)
 _TYPES: dict[int, Any] = {METADATA: MetricMetadata, DELETE: SeriesDelete, TRIM: BucketTrim, PROGRESS: RollupProgress}
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 _pack = msgspec.msgpack.Encoder().encode
-_DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _TYPES.items()}
 
 
 def encode_section(section: SeriesSection) -> bytes:
     """Encode a section."""
-    parts = section.parts
-    pieces = [_HEADER.pack(VERSION, len(parts))]
-    for part in parts:
-        if isinstance(part, SampleBlock):
-            body = encode_block(part)
-            pieces.append(_PART.pack(SAMPLES, sum(map(len, body))))
-            pieces += body
-        else:
-            packed = _pack(part)
-            pieces += (_PART.pack(_NUMBERS[type(part)], len(packed)), packed)
-    return b"".join(pieces)
+    return encode_parts(VERSION, [_encode_part(part) for part in section.parts])
+
+
+def _encode_part(part: Part) -> tuple[int, list[bytes]]:
+    return (SAMPLES, encode_block(part)) if isinstance(part, SampleBlock) else (_NUMBERS[type(part)], [_pack(part)])
 
 
 def compressed(payload: bytes) -> bytes:
     """Return an encoded section in fewer bytes: for loads, which are sent as one message."""
     if len(payload) > SECTION_BYTES_MAX:
         raise Invalid(f"a load of {len(payload):,} bytes for one shard is too large: write it in several commits")
-    stored: bytes = _zstd.compress(payload, asbytes=True)
-    pays = len(stored) < len(payload) <= RATIO_MAX * len(stored)
-    return _HEADER.pack(COMPRESSED, len(payload)) + stored if pays else payload
+    stored = bounded_zstd.compress(payload)
+    return payload if stored is None else HEADER.pack(COMPRESSED, len(payload)) + stored
 
 
 def _decompressed(payload: bytes) -> bytes:
-    version, size = _HEADER.unpack_from(payload)
+    version, size = HEADER.unpack_from(payload)
     if version != COMPRESSED:
         return payload
-    if size > min(SECTION_BYTES_MAX, RATIO_MAX * (len(payload) - _HEADER.size)):
-        raise ValueError("it is too large")
-    try:
-        plain: bytes = _zstd.decompress(payload[_HEADER.size :], decompressed_size=size, asbytes=True)
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"it does not decompress: {error}") from None
-    if len(plain) != size:
-        raise ValueError("its size is wrong")
-    return plain
+    return bounded_zstd.decompress(payload[HEADER.size :], size, SECTION_BYTES_MAX)
 
 
 def encode_block(block: SampleBlock) -> list[bytes]:
@@ -116,30 +98,8 @@ def _raw(bits: U64) -> bytes:
 
 def decode_section(payload: bytes) -> SeriesSection:
     """Decode a section; `CorruptionError` if it is malformed."""
-    try:
-        payload = _decompressed(payload)
-        version, count = _HEADER.unpack_from(payload)
-        if version != VERSION:
-            raise ValueError(f"its version is {version}")
-        at = _HEADER.size
-        parts: list[Part] = []
-        if count > (len(payload) - at) // _PART.size:
-            raise ValueError("it is cut short")
-        for _ in range(count):
-            number, size = _PART.unpack_from(payload, at)
-            at += _PART.size
-            if at + size > len(payload):
-                raise ValueError("it is cut short")
-            body = payload[at : at + size]
-            parts.append(decode_block(body) if number == SAMPLES else _DECODERS[number].decode(body))
-            at += size
-        if at != len(payload):
-            raise ValueError("its length is wrong")
-    except CorruptionError:
-        raise
-    except (ValueError, KeyError, struct.error, msgspec.DecodeError) as error:
-        raise CorruptionError("series section", 0, f"it does not decode ({error})") from None
-    return SeriesSection(*parts)
+    with decoding("series"):
+        return SeriesSection(*decode_parts(_decompressed(payload), VERSION, _DECODERS))
 
 
 def decode_block(body: bytes) -> SampleBlock:
@@ -169,6 +129,12 @@ def decode_block(body: bytes) -> SampleBlock:
     return SampleBlock(table, index, times, bits)
 
 
+_DECODERS: dict[int, Callable[[memoryview], Part]] = {
+    SAMPLES: lambda body: decode_block(bytes(body)),
+    **{number: msgspec.msgpack.Decoder(kind).decode for number, kind in _TYPES.items()},
+}
+
+
 def _check_count(samples: int, most: int) -> None:
     """Refuse a count that the bytes do not bear out, before memory is taken for it."""
     if samples > most:
@@ -180,13 +146,13 @@ def section_weight(payload: bytes) -> int:
 
     Labels become texts; samples become columns, of which some are not stored.
     """
-    if payload[:1] == bytes([COMPRESSED]) and len(payload) >= _HEADER.size:
-        stated = int(_HEADER.unpack_from(payload)[1])
-        return len(payload) + 8 * min(stated, RATIO_MAX * len(payload))  # mostly samples
-    weight, at = 4 * len(payload), _HEADER.size
-    while at + _PART.size + _BLOCK.size <= len(payload):
-        number, size = _PART.unpack_from(payload, at)
-        at += _PART.size
+    if payload[:1] == bytes([COMPRESSED]) and len(payload) >= HEADER.size:
+        stated = int(HEADER.unpack_from(payload)[1])
+        return len(payload) + 8 * min(stated, bounded_zstd.RATIO_MAX * len(payload))  # mostly samples
+    weight, at = 4 * len(payload), HEADER.size
+    while at + PART.size + _BLOCK.size <= len(payload):
+        number, size = PART.unpack_from(payload, at)
+        at += PART.size
         if number == SAMPLES:
             stored = min(_BLOCK.unpack_from(payload, at)[0], len(payload))
             weight += LABEL_WEIGHT * max(stored, table_size(payload, at + _BLOCK.size))

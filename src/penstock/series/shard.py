@@ -84,7 +84,10 @@ class SeriesLimits(Protocol):
         """Return, for each series, whether it has samples in the bucket: an array of bool."""
 
     def series_count(self, bucket: int, metric: str | None = None) -> int:
-        """Return the number of series in a bucket, or of one metric in it."""
+        """Return the number of series in a bucket, or of one metric in it, that are not among `admitted`.
+
+        Requires: `admitted.lock` is held.
+        """
 
     def oldest_bucket(self) -> int | None:
         """Return the number of the oldest bucket; None if there is none."""

@@ -33,12 +33,14 @@ from penstock.server.leased_objects import LeaseCounts, LeasedObjects
 from penstock.server.offer_requests import OfferRequests
 from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
 from penstock.server.queries import QueryNames
-from penstock.server.rights import ADMIN, READ, WRITE, Right, Rights
+from penstock.server.rights import ADMIN, LOCAL, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
 from penstock.server.statistics_requests import StatisticsRequests
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
 from penstock.store.applied import AppliedReading
+from penstock.store.backup import BackupReport
+from penstock.store.check import CheckReport
 from penstock.store.querying import check_query
 from penstock.store.snapshot_port import SnapshotPort
 from penstock.store.store import Store
@@ -56,8 +58,8 @@ LOOKUP_BYTES_MAX = 16 << 20  # of the values of one answer, unless it has only o
 STAGED_MAX = 10_000
 STAGED_EACH_MAX = 100_000  # of one client, with leases that have not expired
 _CHANGES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.AlterTable, wire.SendFile)
-_WRITES = (*_CHANGES, wire.CompactTable, wire.StageFiles, wire.WriteOffered)
-_BINDS = (*_CHANGES, wire.TakeSnapshot, wire.CompactTable)
+_WRITES = (*_CHANGES, wire.CompactTable, wire.BackupStore, wire.StageFiles, wire.WriteOffered)
+_BINDS = (*_CHANGES, wire.TakeSnapshot, wire.CompactTable, wire.BackupStore, wire.CheckStore)
 
 
 class Gateway:
@@ -68,7 +70,9 @@ class Gateway:
         self._port = port = store.port
         self._random = random
         self._clock = clock = store.clock
-        self._owner = wire.Owner(store.identity, absolute(store.path), detached, store.durability.value)
+        self._owner = wire.Owner(
+            store.identity, absolute(store.path), detached, store.durability.value, store.uuid, store.takes_writes
+        )
         self._applied = AppliedReading(port)
         self._taker = GroupTaker(port, self.fault)
         self._snapshots: LeasedObjects[SnapshotPort] = LeasedObjects(
@@ -109,7 +113,9 @@ class Gateway:
             wire.DropTable: self._drop,
             wire.AlterTable: self._alter,
             wire.CompactTable: self._compact,
+            wire.ListTroubles: self._list_troubles,
             wire.CheckStore: self._check,
+            wire.BackupStore: self._backup,
             wire.ResumeTable: self._resume,
             wire.KeepSnapshot: self._keep_snapshot,
             wire.DropSnapshot: self._drop_snapshot,
@@ -268,8 +274,17 @@ class Gateway:
         work.rights.check(ADMIN, check_name(request.name))
         return self._store.compact(request.name, timeout_s=request.timeout_s)
 
-    def _check(self, _: wire.CheckStore, work: Work) -> list[Trouble]:
-        return self._visible(self._store.check(), work.rights)
+    def _list_troubles(self, _: wire.ListTroubles, work: Work) -> list[Trouble]:
+        return self._visible(self._store.troubles(), work.rights)
+
+    def _check(self, _: wire.CheckStore, work: Work) -> CheckReport:
+        work.rights.check_everywhere(READ)
+        return self._store.check()
+
+    def _backup(self, request: wire.BackupStore, work: Work) -> BackupReport:
+        if work.rights.client != LOCAL.client:  # it would name any folder of a machine that is not its own
+            raise Invalid("a backup is written where the store is: connect by its path, on that machine")
+        return self._store.backup(request.target, keep=request.keep)
 
     def _wait_for(self, request: wire.WaitFor, work: Work) -> int:
         if len(request.tables) > wire.KEYS_MAX or not 0 <= request.timeout_s <= wire.WAIT_S_MAX:

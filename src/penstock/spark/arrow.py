@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from penstock.arguments import in_short
 from penstock.errors import Invalid
 from penstock.kinds import Filters
 
@@ -38,6 +39,17 @@ def check_columns(wanted: StructType, table: StructType, name: str) -> None:
             raise Invalid(
                 f"column {field.name} of {name} is {actual}, not {field.dataType.simpleString()}: cast it later"
             )
+
+
+def chosen_columns(table: StructType, columns: str, name: str) -> StructType:
+    """Return the columns that the option `columns` lists, in its order."""
+    names = [column.strip() for column in columns.split(",")]
+    known = {field.name: field for field in table}
+    unknown = [column for column in names if column not in known]
+    if unknown or len(set(names)) != len(names):
+        problem = f"has no column {in_short(unknown[0])}" if unknown else "has each column once"
+        raise Invalid(f"option columns is {in_short(columns)}, and table {name} {problem}: it has {', '.join(known)}")
+    return StructType([known[column] for column in names])
 
 
 def for_spark(batches: Iterator[Any], schema: StructType, filters: Filters = ()) -> Iterator[Any]:

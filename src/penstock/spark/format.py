@@ -26,10 +26,10 @@ from penstock.errors import Invalid
 from penstock.feeds import change_schema_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
-from penstock.spark.arrow import check_columns, spark_schema
-from penstock.spark.table_ref import TableRef, check_options
+from penstock.spark.arrow import check_columns, chosen_columns, spark_schema
+from penstock.spark.table_ref import TableRef, check_options, choice
 
-BATCH_OPTIONS = ("start", "end", "selector", "splits", "snapshot", "pushdown")
+BATCH_OPTIONS = ("start", "end", "selector", "columns", "splits", "snapshot", "pushdown")
 
 
 class PenstockSource(DataSource):
@@ -41,13 +41,22 @@ class PenstockSource(DataSource):
 
     def schema(self) -> StructType:
         info = TableRef.of(self.options).info()
-        return spark_schema(change_schema_of(info)) if "changes" in self.options else _schema_of(info)
+        schema = spark_schema(change_schema_of(info)) if self._of_changes() else _schema_of(info)
+        return chosen_columns(schema, self.options["columns"], info.name) if "columns" in self.options else schema
+
+    def _of_changes(self) -> bool:
+        return choice(self.options, "changes", ("false", "true")) == "true"
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.spark.change_reading import ChangesReader
         from penstock.spark.reading import TableReader
 
-        check_options(self.options, *BATCH_OPTIONS)
         info = TableRef.of(self.options).info()
+        if self._of_changes():
+            check_options(self.options, "changes", "after", "until", "snapshot")
+            check_columns(schema, self.schema(), info.name)
+            return ChangesReader(dict(self.options), schema, info)
+        check_options(self.options, "changes", *BATCH_OPTIONS)
         check_columns(schema, _schema_of(info), info.name)
         return TableReader(dict(self.options), schema, info)
 

@@ -1,8 +1,8 @@
 """Batch reads: the planner splits a table into ranges; the tasks of a query read them in one shared snapshot.
 
 Options: `table`; `start` and `end` (keys of a kv table as text or 0x..., sequences of a queue, times of samples),
-`selector` (of samples), `splits` (approximate number of tasks), `snapshot` (the id of an open snapshot, for several
-reads at one LSN), `pushdown`.
+`selector` (of samples), `columns` (by default all: Spark does not say which a query needs), `splits` (approximate
+number of tasks), `snapshot` (the id of an open snapshot, for several reads at one LSN), `pushdown`.
 
 Spark plans a DataFrame once and reuses the plan for all queries on it, with the filters that one of them pushed down.
 So the ranges of a plan are valid at any time, the first task of each query takes the snapshot, and filters narrow the
@@ -44,7 +44,7 @@ from penstock.kinds import FileReadable, Kind, as_selectable, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
-from penstock.spark.table_ref import TableRef, check_range
+from penstock.spark.table_ref import TableRef, check_range, choice
 
 clock = SystemClock()
 TASK_BYTES_MIN, TASK_BYTES_MAX = 16 << 20, 256 << 20  # what a task reads, without the option `splits`
@@ -180,8 +180,9 @@ class TableReader(DataSourceReader):
             query = as_selectable(kind, info).select_range(self._selector, wanted.shard, wanted.start, wanted.end)
             yield from snapshot.port.query(info, *query)
         elif root is not None and isinstance(kind, FileReadable):
+            columns = frozenset(self._schema.names)
             for piece in snapshot.port.pieces(number, 1, wanted.start, wanted.end):
-                batches = kind.read_piece(piece, root, identity) if piece.detail else None
+                batches = kind.read_piece(piece, root, identity, columns) if piece.detail else None
                 yield from snapshot.read(piece) if batches is None else batches
         else:
             yield from snapshot.port.scan_arrow(number, wanted.start, wanted.end)
@@ -217,11 +218,3 @@ def whole_number(options: dict[str, str], name: str, default: int) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < len(text) <= DIGITS_MAX or int(text) < 1:
         raise Invalid(f"option {name} is {in_short(text)}: give a whole number above 0")
     return int(text)
-
-
-def choice(options: dict[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    """Return an option that is one of the `allowed` words; by default the first."""
-    value = options.get(name, allowed[0])
-    if value not in allowed:
-        raise Invalid(f"option {name} is {value!r}: use one of {', '.join(allowed)}")
-    return value

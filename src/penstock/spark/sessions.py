@@ -27,6 +27,7 @@ LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.buffer.size": str(1 << 20),  # between the JVM and its Python processes
 }
+DAEMON = "penstock.spark.worker_daemon"
 
 TASK_LOGGERS = (
     "org.apache.spark.executor.Executor",
@@ -76,6 +77,7 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
         PUSHDOWN: "true",
         "spark.log.level": "ERROR",
         **(LOCAL if is_local else {}),
+        **({"spark.python.daemon.module": DAEMON} if is_local and _is_this_python() else {}),
     }
     settings |= {key: submitted[key] for key in settings.keys() & submitted.keys()}
     settings |= {key.replace("__", "."): value for key, value in conf.items()}
@@ -89,6 +91,11 @@ def session(name: str = "penstock", *, master: str | None = None, ui: bool = Fal
 
     register(spark)
     return spark
+
+
+def _is_this_python() -> bool:
+    """Whether Spark's Python workers run the Python of this process, which has Penstock."""
+    return os.environ.get("PYSPARK_PYTHON") == sys.executable
 
 
 @contextmanager

@@ -32,8 +32,8 @@ from penstock.kinds import partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
-from penstock.spark.reading import choice, whole_number
-from penstock.spark.table_ref import TableRef
+from penstock.spark.reading import whole_number
+from penstock.spark.table_ref import TableRef, choice
 
 Offset = dict[str, int]  # by shard, as text since JSON has no other keys; and the table's id, under TABLE
 TABLE = "table"

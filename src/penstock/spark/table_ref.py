@@ -29,7 +29,7 @@ from penstock.kinds import BuildContext, Kind
 from penstock.partition.ledger import TableInfo
 from penstock.protocol import wire
 from penstock.registry import kind_named
-from penstock.store.identity import read_identity
+from penstock.store.identity import read_uuid
 from penstock.store.loading import LEASE_S
 
 OPTIONS = ("path", "table", "token", "authority")  # of every reader and writer
@@ -75,7 +75,7 @@ class TableRef:
         key = threads.process_id(), self.path, self.token
         with _lock:
             store = _stores.get(key)
-            if store is None or _identity(self.path) not in (None, store.identity):  # the folder has another now
+            if store is None or _uuid(self.path) not in (None, store.uuid):  # the folder has another now
                 store = _stores[key] = connect(self.path, token=self.token or None, authority=self.authority or None)
                 freeze_imports()
             return store
@@ -97,7 +97,7 @@ class TableRef:
     def root(self) -> str | None:
         """The store's folder, if this process sees it and it holds this store."""
         store = self.store()
-        return store.path if _identity(store.path) == store.identity else None
+        return store.path if _uuid(store.path) == store.uuid else None
 
     def plan(self, names: Iterable[str] = (), *, source: str = "", consumer: str = "") -> BatchTables:
         """Return the tables that a batch writes to and the state of its source, in one request."""
@@ -111,7 +111,7 @@ class TableRef:
             ref = replace(self, table=name)
             if name not in infos:
                 raise ref._unknown()
-            tables[name] = PlannedTable(ref, infos[name], store.path, store.identity, plan.time_us)
+            tables[name] = PlannedTable(ref, infos[name], store.path, (store.identity, store.uuid), plan.time_us)
         return BatchTables(tables, plan.source)
 
     def source_state(
@@ -141,7 +141,7 @@ class PlannedTable:
     ref: TableRef
     info: TableInfo
     store_path: str  # as seen by the planner or the owner
-    identity: bytes  # of the store
+    identity: tuple[bytes, bytes]  # of the store's files, and its UUID
     time_us: int  # the store's
 
     @property
@@ -165,6 +165,14 @@ def check_options(options: Mapping[str, str], *more: str) -> None:
             near = [known[match] for match in difflib.get_close_matches(name.lower(), known, 1)]
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known.values())}"
             raise Invalid(f"there is no option {name}: {hint}")
+
+
+def choice(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """Return an option that is one of the `allowed` words; by default the first."""
+    value = options.get(name, allowed[0])
+    if value not in allowed:
+        raise Invalid(f"option {name} is {value!r}: use one of {', '.join(allowed)}")
+    return value
 
 
 def check_range(start: bytes, end: bytes | None) -> None:
@@ -194,9 +202,9 @@ def freeze_imports() -> None:
         gc.freeze()
 
 
-def _identity(folder: str) -> bytes | None:
-    """Return the identity of the store in a folder; None if this process sees none."""
-    return read_identity(OsFileSystem(), folder)
+def _uuid(folder: str) -> bytes | None:
+    """Return the UUID of the store in a folder; None if this process sees none."""
+    return read_uuid(OsFileSystem(), folder)
 
 
 def build_context(table: PlannedTable) -> AbstractContextManager[BuildContext]:

@@ -134,7 +134,7 @@ def _shards(wanted: _Search, snapshot: RemoteSnapshot) -> list[FileShard] | None
     root, identity = wanted.ref.root, wanted.ref.store().identity
     if root is None:
         return None
-    key = identity, wanted.info.table_id, snapshot.lsn
+    key = wanted.ref.store().uuid, wanted.info.table_id, snapshot.lsn
     if _Kept.shards is not None and _Kept.shards[0] == key:
         return _Kept.shards[1]
     _Kept.shards = None  # before the next is loaded: both at once may take too much memory

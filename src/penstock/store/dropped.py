@@ -15,7 +15,8 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-from penstock.errors import GateShut, PenstockError
+from penstock.errors import GateShut, PenstockError, WaitExpired
+from penstock.host import threads
 from penstock.host.file_operations import rename_durably
 from penstock.host.files import FileSystem
 from penstock.host.paths import parent
@@ -53,10 +54,15 @@ class DroppedShards:
         self._root = root
         self._maintenance = maintenance
         self._shards: deque[tuple[PartitionDescriptor, PartitionStateMachine | None]] = deque()
+        self._removing = threads.lock("store.dropped")
 
     def add(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
         """Queue a dropped shard for removal."""
         self._shards.append((descriptor, machine))
+
+    def folders(self) -> list[str]:
+        """Return the folders that are still to be removed, relative to the store."""
+        return [descriptor.folder for descriptor, _ in list(self._shards)]
 
     def find(self, exists: Callable[[int], bool]) -> None:
         """Queue what an earlier process left: folders of tables that do not exist."""
@@ -71,8 +77,18 @@ class DroppedShards:
                 number = partition_id(int(name), shard)
                 self.add(PartitionDescriptor(number, int(name), shard, "", ""), None)
 
+    def await_end(self, timeout_s: float) -> None:
+        """Wait for a removal that is under way; `WaitExpired` if its files do not answer."""
+        if not self._removing.acquire(timeout=timeout_s):
+            raise WaitExpired(f"{self._root}: a dropped table is being removed, and this takes too long: retry later")
+        self._removing.release()
+
     def remove(self) -> None:
         """Remove the files of shards that are not in use. A failed removal is left to the next opening."""
+        with self._removing:
+            self._remove()
+
+    def _remove(self) -> None:
         for _ in range(len(self._shards)):
             descriptor, machine = self._shards[0]
             is_read = not self._may_remove() or (machine is not None and machine.is_read())

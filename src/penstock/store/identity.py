@@ -1,8 +1,12 @@
-"""The store's UUID: drawn when the store is created, and written into each of its files.
+"""The identity of a store: what its files carry, and the UUID of the store itself.
 
-The file `STORE` holds its 16 bytes and their CRC32C (u32, little-endian); files of the first version lack the checksum.
-It is the first file of a store, the manifest is the second, and the journal follows both: one that is missing while a
-later one exists was lost, and is not created again.
+The file `STORE` holds 16 bytes and their CRC32C (u32, little-endian); files of the first version lack the checksum. The
+bytes are drawn when the store is created, and written into each of its files. They are its UUID, too, unless the store
+is a restored copy: its files carry the identity of the original, and its own UUID follows the checksum, which covers
+both (ADR 0067).
+
+`STORE` is the first file of a store, the manifest is the second, and the journal follows both: one that is missing
+while a later one exists was lost, and is not created again.
 
 Thread: the one that opens the store.
 """
@@ -10,6 +14,7 @@ Thread: the one that opens the store.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from google_crc32c import value as crc32c
 
@@ -22,7 +27,14 @@ IDENTITY_BYTES = 16
 _SUM = struct.Struct("<I")
 
 
-def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
+class StoreIdentity(NamedTuple):
+    """What tells a store, and its files, from others."""
+
+    files: bytes  # in each of its files; a restored copy has that of its original
+    uuid: bytes  # of this store alone
+
+
+def load_identity(fs: FileSystem, root: str, random: Random) -> StoreIdentity:
     """Return the identity of the store in a folder, drawn if it is new. `CorruptionError` if a file was lost."""
     path = f"{root}/STORE"
     has_manifest = fs.exists(f"{root}/manifest")
@@ -34,32 +46,42 @@ def load_identity(fs: FileSystem, root: str, random: Random) -> bytes:
         return _read(fs, path)
     if has_manifest:
         raise CorruptionError(path, 0, "the store's identity is missing, although it has a manifest")
-    if fs.exists(f"{path}.tmp"):
-        fs.unlink(f"{path}.tmp")
-    identity = random.randbytes(IDENTITY_BYTES)
-    file = fs.create(f"{path}.tmp")
-    file.pwrite(identity + _SUM.pack(crc32c(identity)), 0)
-    publish(fs, file, path)
-    file.close()
+    drawn = random.randbytes(IDENTITY_BYTES)
+    identity = StoreIdentity(drawn, drawn)
+    write_identity(fs, root, identity)
     return identity
 
 
-def read_identity(fs: FileSystem, root: str) -> bytes | None:
-    """Return the identity of the store in a folder; None if this process cannot read one there."""
+def write_identity(fs: FileSystem, root: str, identity: StoreIdentity) -> None:
+    """Write the identity of a store, durably."""
+    path = f"{root}/STORE"
+    if fs.exists(f"{path}.tmp"):
+        fs.unlink(f"{path}.tmp")
+    own = b"" if identity.uuid == identity.files else identity.uuid
+    file = fs.create(f"{path}.tmp")
+    file.pwrite(identity.files + _SUM.pack(crc32c(identity.files + own)) + own, 0)
+    publish(fs, file, path)
+    file.close()
+
+
+def read_uuid(fs: FileSystem, root: str) -> bytes | None:
+    """Return the UUID of the store in a folder; None if this process cannot read one there."""
     try:
-        return _read(fs, f"{root}/STORE")
+        return _read(fs, f"{root}/STORE").uuid
     except OSError:
         return None
 
 
-def _read(fs: FileSystem, path: str) -> bytes:
+def _read(fs: FileSystem, path: str) -> StoreIdentity:
     file = fs.open(path)
     content = file.pread(64, 0)
     file.close()
-    identity, checksum = content[:IDENTITY_BYTES], content[IDENTITY_BYTES:]
-    if len(identity) != IDENTITY_BYTES or checksum not in (b"", _SUM.pack(crc32c(identity))):
+    files, own = content[:IDENTITY_BYTES], content[IDENTITY_BYTES + _SUM.size :]
+    checksum = content[IDENTITY_BYTES : IDENTITY_BYTES + _SUM.size]
+    sizes = len(files) == IDENTITY_BYTES and len(own) in (0, IDENTITY_BYTES)
+    if not sizes or checksum not in (b"", _SUM.pack(crc32c(files + own))):
         raise CorruptionError(path, 0, "the store's identity does not match its checksum")
-    return identity
+    return StoreIdentity(files, own or files)
 
 
 def _has_journal(fs: FileSystem, root: str) -> bool:

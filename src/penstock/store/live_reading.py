@@ -63,6 +63,11 @@ class LiveReading(MomentReading):
             self._dispatcher.catch_up(shard, timeout_s=WAIT_S)
         return shard.machine  # type: ignore[return-value]
 
+    def machine_unless_late(self, partition: PartitionId) -> Machine | None:
+        """Return the state machine of a shard if it has every record dispatched so far. Waits for its opening alone."""
+        shard = self._partition(partition)
+        return None if shard.late else shard.machine  # type: ignore[return-value]
+
     def opened(self, partition: PartitionId) -> Machine | None:
         """Return the state machine of a shard if it is open."""
         known = self._known(partition)

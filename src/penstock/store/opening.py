@@ -1,9 +1,9 @@
-"""Opens a folder, wires every part of a store, recovers, and does the background work until it is closed.
+"""Opens a folder, wires every part of a store, recovers, starts the background tasks (see `tasks`), and closes it.
 
 Opening: lock, identity, manifest, ledger, journal; then the journal is replayed forward: the ledger first, then every
 partition that has not stored what a record holds for it. Replaying twice changes nothing.
 
-Thread: one opens and closes; the scheduler's threads run the tasks.
+Thread: one opens and closes.
 Invariants: (1) one owner for a folder. (2) nothing is served before recovery ends.
 """
 
@@ -12,12 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 
 from penstock.coordinator import WriteCoordinator
 from penstock.coordinator.metrics import export as export_coordinator
-from penstock.errors import Closed, CorruptionError, DiskFull, PenstockError, Poisoned, ReadOnly
-from penstock.feeds import maintain_feeds
+from penstock.coordinator.settings import State
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotLeader, PenstockError, Poisoned, ReadOnly
 from penstock.host import memory, threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
@@ -27,10 +26,10 @@ from penstock.host.metrics import Metrics
 from penstock.host.owner_files import owner_file_system
 from penstock.host.randomness import Random
 from penstock.host.steady_clock import SteadyClock, read_note
-from penstock.journal.consensus import Alone
+from penstock.journal.consensus import Alone, Consensus
 from penstock.journal.record import JournalRecord, decode
 from penstock.journal.tracker import SegmentedAckTracker
-from penstock.kinds import Machine, MachineContext
+from penstock.kinds import MachineContext
 from penstock.log import Log
 from penstock.lsm.collection import Collector
 from penstock.lsm.maintenance import Maintenance
@@ -39,28 +38,25 @@ from penstock.lsm.tasks import COMPACTION_JOBS, FLUSH_JOBS, job_runners, merge_o
 from penstock.lsm.tree import Tree
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.jobs import JobQueue
-from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
-from penstock.manifest.records import WalStateRecord
 from penstock.partition.aside import AsideLog
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.extent import JournalExtent
 from penstock.partition.ledger import LEDGER, LEDGER_TABLE, ForgetVerdicts, Ledger, encode_ops
-from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
 from penstock.partition.snapshots import PartitionSnapshots
-from penstock.partition.spill import SpillLog
-from penstock.registry import CONDITIONS, KINDS, kind_named
+from penstock.registry import CONDITIONS, KINDS
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.metrics import export_scheduler
 from penstock.scheduler.offers import OfferBoard
 from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.task import Outcome, PeriodicTask, TaskLoad
+from penstock.scheduler.task import PeriodicTask
 from penstock.store.deriving import DerivedTables
-from penstock.store.dropped import SPILL, DroppedShards
+from penstock.store.dropped import DroppedShards
 from penstock.store.flusher import StoreFlusher
+from penstock.store.following import RAFT_FILE, Follower, MemberJournal
 from penstock.store.governor import MemoryGovernor
 from penstock.store.identity import load_identity
 from penstock.store.journal_trimming import JournalTrimmer
@@ -68,13 +64,13 @@ from penstock.store.metrics import StoreMeter
 from penstock.store.port import LocalPort
 from penstock.store.reserve import Reserve
 from penstock.store.settings import StoreSettings
+from penstock.store.shards import ShardOpener
 from penstock.store.space import DiskSpace
 from penstock.store.tables import Tables
+from penstock.store.tasks import StoreTasks
 from penstock.store.tracing import Tracer
 
 logger = logging.getLogger(__name__)
-
-FINISHED_JOBS_KEPT = 1_000
 
 
 class OpenedParts(Tables):
@@ -92,14 +88,17 @@ class OpenedParts(Tables):
         random: Random,
         engine: EngineOpener,
         read_only: bool = False,
+        consensus: MemberJournal | None = None,
     ) -> None:
         self.path = path.rstrip("/") or "/"
         self.settings = settings
         self._durable = settings.durable
         self._clock, self._random = SteadyClock(clock), random
         self._process = threads.process_id()
+        self._tenure = consensus  # the journal of a member of a cluster; None: the store has its own
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
+        self._checking = threads.lock("store.check")
         self._started = False  # background threads run
         self._recovered = False  # every record of the journal was dispatched
         self.metrics = Metrics(self._check_usable)
@@ -112,14 +111,19 @@ class OpenedParts(Tables):
             self._parts.callback(self._release_lock)
             self._fs = owner_file_system(fs, self._lock)
             self._reserve = Reserve(self._fs, self.path, settings.reserve_bytes)
-            self.identity = load_identity(self._fs, self.path, random)
+            self.identity, self.uuid = load_identity(self._fs, self.path, random)
             self._open_parts(engine)
             self._recover()
             if read_only:
                 self._port.refuse_changes(
                     ReadOnly(f"{self.path} was opened with read_only=True: open it without, or connect, to write")
                 )
+            if not self._consensus.is_leader:
+                self._port.refuse_changes(NotLeader("this member is not the leader: connect to the leader to write"))
             self._start()
+            if self._tenure is not None and not self._consensus.is_leader:
+                follower = Follower(self._tenure, self._replay, self._ledger.tree.lsn)
+                self._parts.callback(follower.close)
         except BaseException as error:
             self._closed = True
             self._parts.close()
@@ -165,7 +169,7 @@ class OpenedParts(Tables):
         )
         self.readers = self._collector.readers
         self._dropped = DroppedShards(self._fs, self.path, self._maintenance, self.readers.may_remove)
-        self._machine_context = MachineContext(
+        context = MachineContext(
             fs=self._fs,
             root=self.path,
             identity=self.identity,
@@ -176,9 +180,11 @@ class OpenedParts(Tables):
             settings=None,
             published=lambda: self._dispatcher.published,
             may_remove=self.readers.may_remove,
+            remove=self.readers.remove,
             options_of=self._options_of,
             memory_bytes_max=settings.memory_bytes_max,
         )
+        shards = ShardOpener(context, self._dropped, settings=settings, tracer=self._tracer)
         ledger = self._maintenance.open_tree(LEDGER_TABLE, 0, f"tables/{LEDGER_TABLE}/0")
         self._aside = AsideLog(self._fs, self.path, random=self._random, identity=self.identity)
         self._parts.callback(self._aside.close)
@@ -187,10 +193,10 @@ class OpenedParts(Tables):
         self._tracker = SegmentedAckTracker()
         self._dispatcher = Dispatcher(
             self._ledger,
-            self,
+            shards,
             self._tracker,
             clock=self._clock,
-            make_spill=self._make_spill,
+            make_spill=lambda descriptor: shards.open_spill(descriptor, self._staging, self._snapshots),
             aside=self._aside,
             journal=self._records,
             settings=settings.dispatcher,
@@ -202,8 +208,14 @@ class OpenedParts(Tables):
             root=self.path,
             clock=self._clock,
             open_shards=self._dispatcher.open_shards,
+            remove=self.readers.remove,
         )
-        self._consensus = Alone(self._open_journal())
+        self._consensus: Consensus = self._tenure or self._open_alone()
+        if self._tenure is not None:  # a member may still need verdicts that its leader does not
+            self._ledger.verdicts_from = lambda: self._consensus.first
+            self._staging.refused = Invalid(
+                "a cluster takes rows through its journal, not in files: load fewer rows at a time, or use put_many"
+            )
         self._parts.callback(self._consensus.close)
         self._parts.callback(self._dispatcher.close)
         self._parts.callback(self._dropped.close)
@@ -280,6 +292,21 @@ class OpenedParts(Tables):
             clock=self._clock,
             waiting_bytes_max=settings.coordinator.bytes_max,
         )
+        self._tasks = StoreTasks(
+            self._scheduler,
+            lock=self._lock,
+            dispatcher=self._dispatcher,
+            port=self._port,
+            governor=self._governor,
+            space=self._space,
+            dropped=self._dropped,
+            trimmer=self._trimmer,
+            manifest=self._manifest,
+            jobs=self._jobs,
+            staging=self._staging,
+            save_time=self._save_time,
+            background=settings.background,
+        )
 
     def _options_of(self, table: int) -> bytes:
         info = self._ledger.table_by_id(table)
@@ -291,6 +318,11 @@ class OpenedParts(Tables):
     def _merge_offers(self) -> MergeOffers:
         return MergeOffers(self.offers, fs=self._fs, root=self.path, bytes_min=self.settings.offer_bytes_min)
 
+    def _open_alone(self) -> Alone:
+        if self._fs.exists(f"{self.path}/{RAFT_FILE}"):
+            raise Invalid(f"{self.path} is a member of a cluster: start it as one, or connect to the cluster")
+        return Alone(self._open_journal())
+
     def _open_journal(self) -> Log:
         folder, settings = f"{self.path}/journal", self.settings.journal
         try:
@@ -300,51 +332,10 @@ class OpenedParts(Tables):
                 raise
             return self._extent.open_journal(self._fs, folder, self._random, settings, self.identity)
 
-    def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
-        """For the dispatcher: return the state machine of a shard."""
-        try:
-            kind = kind_named(descriptor.kind, descriptor.name)
-            machine = kind.open_machine(
-                descriptor, options, replace(self._machine_context, settings=self.settings.of_kind(kind))
-            )
-        except OSError as error:
-            if is_disk_full(error):
-                raise DiskFull(f"{descriptor.folder} has no room for its files: free some space, then retry") from error
-            raise
-        if self._tracer is not None:
-            self._tracer.attach(descriptor, machine)
-        return machine
-
-    def collect(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
-        """For the dispatcher: remove the files of a dropped shard, once nothing uses them."""
-        self._dropped.add(descriptor, machine)
-
     def _records(self, start: int) -> Iterator[tuple[int, JournalRecord]]:
         """For the dispatcher: yield the durable records from an LSN on."""
         for lsn, body in self._consensus.records(max(start, self._consensus.first)):
             yield lsn, decode(body, where=f"{self.path}/journal", lsn=lsn)
-
-    def _make_spill(self, descriptor: PartitionDescriptor) -> SpillLog:
-        self._snapshots.finish_install(descriptor)  # before anything is opened
-        folder = f"{self.path}/{descriptor.folder}{SPILL}"
-        state = self._manifest.get_wal_state(WalStateKey(descriptor.table_id, descriptor.shard)) or WalStateRecord()
-        kept = self._snapshots.kept(descriptor)
-        reach = state if kept is None else kept
-        spill = SpillLog(
-            self._fs,
-            folder,
-            random=self._random,
-            identity=self.identity,
-            partition=descriptor.partition,
-            reach=(reach.stored_lsn, reach.durable_lsn),
-            floor=None if kept is None else kept.stored_lsn,
-        )
-        with ExitStack() as undo:
-            undo.callback(spill.close)
-            for entry in spill.entries(state.stored_lsn):
-                self._staging.name_all(entry.sections)
-            undo.pop_all()
-        return spill
 
     def _recover(self) -> None:
         """Replay the journal into every partition, and clean up the jobs that a dead process left."""
@@ -355,14 +346,18 @@ class OpenedParts(Tables):
                 f"{self.path}/journal", 0, f"it begins at {self._consensus.first}, but the ledger ends at {stored}"
             )
         for lsn, body in self._consensus.records(self._checkpoint.needed_from()):
-            record = decode(body, where=f"{self.path}/journal", lsn=lsn)
-            self._staging.name_all(section for group in record.groups for section in group.sections)
-            self._dispatcher.dispatch(record, lsn)
-            self._after_apply(len(body))
+            self._replay(lsn, body)
         self._recovered = True
         self._begin_time()
         self._dropped.find(lambda table: self._ledger.table_by_id(table) is not None)
         self._space.begin()
+
+    def _replay(self, lsn: int, body: bytes) -> None:
+        """Dispatch a record that this process did not write."""
+        record = decode(body, where=f"{self.path}/journal", lsn=lsn)
+        self._staging.name_all(section for group in record.groups for section in group.sections)
+        self._dispatcher.dispatch(record, lsn)
+        self._after_apply(len(body))
 
     def _begin_time(self) -> None:
         """Start the clock at the time of the newest record, which the ledger has by now."""
@@ -372,6 +367,16 @@ class OpenedParts(Tables):
 
     def _save_time(self) -> None:
         self._clock.save_note(self._fs, f"{self.path}/TIME", self.identity)
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether this store accepts writes: always, except that of a member that does not lead."""
+        return self._consensus.is_leader
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether writes are refused because one failed."""
+        return self._coordinator.state is State.FAILED
 
     # -- background
 
@@ -393,18 +398,14 @@ class OpenedParts(Tables):
             return
         self._dispatcher.start_workers()
         self._coordinator.start()
-        for task in tree_tasks(self._maintenance, self._collector):
+        for task in (
+            *tree_tasks(self._maintenance, self._collector),
+            *job_runners(self._maintenance, self._jobs),
+            *self._derived.tasks(),
+            *self._tasks.all(),
+            PeriodicTask("keep-metrics", 5.0, self._meter.save),
+        ):
             self._scheduler.register(task)
-        for runner in job_runners(self._maintenance, self._jobs):
-            self._scheduler.register(runner)
-        for derived in self._derived.tasks():
-            self._scheduler.register(derived)
-        self._scheduler.register(PeriodicTask("checkpoint", 30.0, self._trimmer.run, runs_after=("flush",)))
-        self._scheduler.register(PeriodicTask("retry", 1.0, self._retry_task))
-        self._scheduler.register(PeriodicTask("dropped-tables", 1.0, self._dropped_task))
-        self._scheduler.register(PeriodicTask("services", 10.0, self._services_task))
-        self._scheduler.register(PeriodicTask("housekeeping", 600.0, self._housekeeping_task))
-        self._scheduler.register(PeriodicTask("keep-metrics", 5.0, self._meter.save))
         self._scheduler.start()
         self._started = True
         self._parts.callback(threads.at_exit(self, OpenedParts.close))
@@ -415,40 +416,10 @@ class OpenedParts(Tables):
             self._scheduler.wake(FLUSH_JOBS)
             self._scheduler.wake(COMPACTION_JOBS)
 
-    def _retry_task(self) -> Outcome:
-        if not self._has_folder():  # then whatever a task does would fail
-            self._scheduler.stop_tasks()
-            self._lock.check()
-        behind = self._dispatcher.retry()
-        self._port.applied()
-        self._save_time()
-        self._governor.rebalance()
-        self._space.reclaim()
-        if not self.settings.background:  # else `_dropped_task` does it
-            self._dropped.remove()
-        return TaskLoad.BUSY if behind else TaskLoad.IDLE
-
-    def _dropped_task(self) -> Outcome:
-        """Remove the files of dropped tables: alone, because these files may hang."""
-        self._dropped.remove()
-        return TaskLoad.IDLE
-
-    def _services_task(self) -> Outcome:
-        self._port.maintain()
-        maintain_feeds(self._port.tables(), self._port.machine, self._port.submit, self._port.time_us)
-        return None
-
-    def _housekeeping_task(self) -> Outcome:
-        """Back up the manifest, and delete old finished jobs and stale staged files."""
-        self._manifest.backup()
-        self._jobs.prune(FINISHED_JOBS_KEPT)
-        self._staging.purge(info.table_id for info in self._ledger.tables())
-        return None
-
     def _forget_verdicts(self, before: int) -> None:
         group = PendingGroup()
         group.sections[LEDGER] = encode_ops(ForgetVerdicts(before))
-        with suppress(Closed):  # the next call covers this one too
+        with suppress(Closed, NotLeader):  # the next call covers this one too; a follower does as its leader says
             self._port.submit(group, 64)
 
     def _notify_applied(self) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from penstock.coordinator import Acknowledgement, Epoch
-from penstock.errors import Closed, DiskFull, Invalid, NotFound, PenstockError, WaitExpired
+from penstock.errors import Backpressure, Closed, DiskFull, FixTheCall, Invalid, NotFound, PenstockError, WaitExpired
 from penstock.feeds import check_condition
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -170,6 +170,15 @@ class LocalPort(LiveReading):
             return self._submit(group, size, left, expected)
 
     def _submit(self, group: PendingGroup, size: int, condition: Condition, expected: list[Expectation]) -> Epoch:
+        try:
+            return self._submit_admitted(group, size, condition, expected)
+        except (Backpressure, FixTheCall):  # it was not written
+            _withdraw(group)
+            raise
+
+    def _submit_admitted(
+        self, group: PendingGroup, size: int, condition: Condition, expected: list[Expectation]
+    ) -> Epoch:
         if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease
             for name, argument in condition.others:
                 service = self._service(self._existing(condition_table(argument)))
@@ -201,10 +210,19 @@ class LocalPort(LiveReading):
         for partition, sections in group.sections.items():
             info = self._dispatcher.ledger.table_by_id(table_of(partition))
             if partition != LEDGER and info is not None:
-                kind, machine = kind_named(info.kind, info.name), self._partition(partition).machine
+                kind, shard = kind_named(info.kind, info.name), self._partition(partition)
                 written = [part for part in parts(sections) if not isinstance(part, Reference)]
-                if written:
-                    kind.admit(info, written, machine, self.time_us())
+                if not written:
+                    continue
+                try:
+                    withdraw = kind.admit(info, written, shard.machine, self.time_us())
+                except Invalid:
+                    if not shard.late:
+                        raise
+                    # A delete that is durable may make room when it is applied.
+                    withdraw = kind.admit(info, written, self.machine(partition), self.time_us())
+                if withdraw is not None:
+                    group.withdrawals += (withdraw,)
 
     def _check_condition(self, name: str, argument: bytes) -> tuple[TableInfo, Kind]:
         """Check a condition as for a client: one that the ledger cannot judge must not reach the journal."""
@@ -219,8 +237,9 @@ class LocalPort(LiveReading):
         return epoch
 
     def free_refused(self, group: PendingGroup) -> None:
-        """Let another group write the rows of staged files that this one did not."""
+        """Let another group write the rows of staged files that this one did not; withdraw what was admitted."""
         if group.verdict in (Verdict.REFUSED, Verdict.TOKEN_TOO_OLD):
+            _withdraw(group)
             self._staging.unclaim(_staged_in(group))
 
     def flush(self, epoch: int | None, timeout_s: float = WAIT_S, *, table: int | None = None) -> Acknowledgement:
@@ -382,11 +401,11 @@ class LocalPort(LiveReading):
         return as_serviced(kind_named(info.kind, info.name), info)
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
-        self._check_usable()
         if self._changes_refused is not None and name not in self._serviced(info).read_only_calls:
+            self._check_usable()
             self._check_changes()
         try:
-            if self._dispatcher.torn:  # as in `lookup`
+            if self._dispatcher.torn:  # as in `lookup`; raises if the store was closed, or opened before a fork
                 with self._dispatcher.turn:
                     self._dispatcher.finish()
             service = self._running(info.table_id)
@@ -447,6 +466,13 @@ def _staged_in(group: PendingGroup) -> list[int]:
     """Return the ids of the staged files that a group refers to."""
     references = (part for some in group.sections.values() for part in parts(some) if isinstance(part, Reference))
     return [file.chunk_id for reference in references for file in reference.files]
+
+
+def _withdraw(group: PendingGroup) -> None:
+    """Take back what kinds admitted of a group that was refused."""
+    withdrawals, group.withdrawals = group.withdrawals, ()
+    for withdraw in withdrawals:
+        withdraw()
 
 
 class _Refusal:

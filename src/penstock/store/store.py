@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
-from penstock.arguments import seconds
+from penstock.arguments import seconds, whole
 from penstock.coordinator import Durability, Epoch
-from penstock.errors import GateShut, NotFound
+from penstock.errors import Backpressure, GateShut, NotFound
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_errors import translate_os_errors
@@ -33,6 +34,10 @@ from penstock.partition.aside import Trouble
 from penstock.partition.checkpoint import CheckpointReport
 from penstock.partition.ledger import TableInfo
 from penstock.registry import vector_kind
+from penstock.store.backup import Backup, BackupReport, BackupSource, check_target
+from penstock.store.backup_folder import NUMBER_MAX, CopyProgress, check_progress
+from penstock.store.check import CheckReport, StoreCheck
+from penstock.store.following import MemberJournal
 from penstock.store.opening import OpenedParts
 from penstock.store.port import LocalPort
 from penstock.store.settings import StoreSettings
@@ -49,6 +54,7 @@ def open_store(
     random: Random | None = None,
     engine: EngineOpener = LmdbEngine,
     read_only: bool = False,
+    consensus: MemberJournal | None = None,
 ) -> Store:
     """Open the store in `path` as its owner; create it if it does not exist.
 
@@ -62,7 +68,9 @@ def open_store(
         with translate_os_errors():
             if read_only:
                 return _open_read_only(str(path), chosen, fs, clock, random)
-            return Store(str(path), settings=chosen, fs=fs, clock=clock, random=random, engine=engine)
+            return Store(
+                str(path), settings=chosen, fs=fs, clock=clock, random=random, engine=engine, consensus=consensus
+            )
 
     # Return this call directly: an interrupt after it would leave an open store that nobody can close.
     return threads.run_uninterrupted(opened, undo=Store.close)
@@ -173,18 +181,61 @@ class Store(OpenedParts):
                 self._port.machine(partition)  # waits until it has what was written so far
             return self._derived.derive_now(info)
 
+    def backup(
+        self,
+        target: str | Path,
+        *,
+        keep: int | None = None,
+        progress: Callable[[CopyProgress], object] | None = None,
+    ) -> BackupReport:
+        """Copy the store as of one LSN into the folder `target`, while others write; `penstock.restore` reads it.
+
+        A folder holds many backups of one store: files that an earlier one has are not copied again. A backup counts
+        once it is whole; what an interrupt or a crash left is removed by the next one. `keep`: after this backup, the
+        number of whole ones to keep; None keeps all. `progress` is called after each file, in another thread.
+        """
+        self._check_writable()
+        folder, keep = check_target(target, self.path), None if keep is None else whole(keep, "keep", 1, NUMBER_MAX)
+        self._port.flush(None)  # with all that was written so far
+        cancelled: list[bool] = []
+        backup = Backup(
+            self._backup_source(),
+            folder,
+            progress=check_progress(progress),
+            stop=lambda: bool(cancelled) or self._closed,
+        )
+        with translate_os_errors():
+            return threads.run_uninterrupted(lambda: backup.run(keep), cancel=lambda: cancelled.append(True))
+
+    def _backup_source(self) -> BackupSource:
+        return BackupSource(
+            fs=self._fs,
+            root=self.path,
+            identity=self.identity,
+            uuid=self.uuid,
+            clock=self._clock,
+            manifest=self._manifest,
+            checkpoint=self._checkpoint,
+            consensus=self._consensus,
+            collector=self._collector,
+            dropped=self._dropped,
+            aside=self._aside,
+            snapshots=self._snapshots,
+            port=self._port,
+        )
+
     def recover(self) -> None:
         """Accept writes again after a failed one; the unwritten batches are written again."""
         self._check_writable()
         self._coordinator.recover()
 
     def resume(self, name: str) -> list[Trouble]:
-        """Let a paused table try again; return the troubles that remain, as `check` does."""
+        """Let a paused table try again; return those of its `troubles` that remain."""
         info = self._info(name)
         self._check_writable()
         self._dispatcher.resume(info.table_id)
         self._port.applied()
-        return [trouble for trouble in self.check() if trouble.table == info.name]
+        return [trouble for trouble in self.troubles() if trouble.table == info.name]
 
     def keep_snapshot(self, name: str) -> list[int]:
         """Copy the files of a table, so that `repair` can restore it; return the LSN of each shard's copy.
@@ -214,7 +265,7 @@ class Store(OpenedParts):
     def repair(self, name: str) -> list[Trouble]:
         """Replace the damaged files of a table by its snapshot, and apply again all that was written since.
 
-        Nothing is lost. Snapshots and leases of the table end. Returns the troubles that remain, as `check` does;
+        Nothing is lost. Snapshots and leases of the table end. Returns those of its `troubles` that remain;
         `Invalid` if `keep_snapshot` was not called before.
         """
         info = self._info(name)
@@ -224,9 +275,33 @@ class Store(OpenedParts):
                 threads.run_uninterrupted(partial(self._snapshots.repair, number))
         self._port.end_service(info.table_id)
         self._port.applied()
-        return [trouble for trouble in self.check() if trouble.table == info.name]
+        return [trouble for trouble in self.troubles() if trouble.table == info.name]
 
-    def check(self) -> list[Trouble]:
+    def check(self, *, progress: Callable[[CopyProgress], object] | None = None) -> CheckReport:
+        """Read every file of the store and report what is damaged, what cannot be read, and what nothing names.
+
+        The store stays in use meanwhile. `progress` is called after each file, in another thread.
+        """
+        self._check_usable()
+        cancelled: list[bool] = []
+        check = StoreCheck(
+            self._backup_source(),
+            self._maintenance,
+            progress=check_progress(progress),
+            stop=lambda: bool(cancelled) or self._closed,
+        )
+        with translate_os_errors():
+            return threads.run_uninterrupted(lambda: self._check(check), cancel=lambda: cancelled.append(True))
+
+    def _check(self, check: StoreCheck) -> CheckReport:
+        if not self._checking.acquire(blocking=False):  # each reads every file
+            raise Backpressure(f"another check of {self.path} is running: wait for its end")
+        try:
+            return check.run(self.troubles)
+        finally:
+            self._checking.release()
+
+    def troubles(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why; an empty list if all is well.
 
         Entries that were set aside are not retried, because later ones were applied without them: their bytes stay in

@@ -14,7 +14,7 @@ from penstock.errors import CommitFailed, Invalid
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
 from penstock.manifest.engine import TABLES
-from penstock.manifest.memory import MemoryTables
+from penstock.manifest.memory import MemoryTables, MemoryView
 from penstock.manifest.settings import ManifestSettings
 from penstock.testing.disk import SimulatedDisk
 
@@ -49,6 +49,10 @@ class MemoryEngine(MemoryTables):
             file = self._disk.create(target)
             file.pwrite(msgspec.msgpack.encode(view.tables), 0)
             file.close()
+
+    def read_copy(self, path: str) -> MemoryView:
+        file = self._disk.open(path)
+        return MemoryView(_STATE.decode(file.pread(file.size(), 0)))
 
     def close(self) -> None:
         if not self._closed:

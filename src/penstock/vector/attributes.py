@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NoReturn, TypeAlias
 
 import msgspec
@@ -28,7 +29,8 @@ ATTRIBUTES_BYTES_MAX = 64 << 10  # of one record, as JSON
 Attribute: TypeAlias = str | int | float | bool | None
 Attributes: TypeAlias = dict[str, Attribute]
 
-_encode = msgspec.json.Encoder(order="sorted").encode
+_encoder = msgspec.json.Encoder(order="sorted")
+_encode = _encoder.encode
 _decoder = msgspec.json.Decoder(dict[str, str | int | float | bool])
 _INT_MAX = (1 << 63) - 1
 
@@ -60,6 +62,36 @@ def encode_attributes(attributes: Any) -> bytes:
     if len(data) > ATTRIBUTES_BYTES_MAX:
         raise Invalid(f"the attributes of a vector have {len(data)} bytes: at most {ATTRIBUTES_BYTES_MAX} are allowed")
     return data
+
+
+def encode_all(rows: Sequence[Any]) -> list[bytes]:
+    """Encode the attributes of many records, each as `encode_attributes` does."""
+    return _encode_plain(rows) or [encode_attributes(some) for some in rows]
+
+
+def _encode_plain(rows: Sequence[Any]) -> list[bytes] | None:
+    """Encode plain dicts of plain values in one step; None if they are not, or may break a rule."""
+    if not rows or set(map(type, rows)) != {dict} or max(map(len, rows)) > NAMES_MAX:
+        return None
+    names, values = set(chain.from_iterable(rows)), list(chain.from_iterable(map(dict.values, rows)))
+    kinds = set(map(type, values))
+    if not kinds <= {str, int, float, bool}:
+        return None
+    if not all(type(name) is str and 0 < len(name) <= NAME_BYTES_MAX // 4 for name in names):
+        return None
+    numbers = [value for value in values if type(value) is int] if int in kinds else [0]
+    if min(numbers) < -_INT_MAX - 1 or max(numbers) > _INT_MAX:
+        return None
+    try:
+        joined = _encoder.encode_lines(rows)
+    except UnicodeEncodeError:
+        return None
+    if b"null" in joined:  # a float that is not finite; or, rarely, a text
+        return None
+    lines = joined.split(b"\n")[:-1]  # within JSON a line never ends
+    if max(map(len, lines), default=0) > ATTRIBUTES_BYTES_MAX:
+        return None
+    return [b"" if line == b"{}" else line for line in lines] if b"{}" in lines else lines
 
 
 def _name(name: Any) -> str:

@@ -106,9 +106,10 @@ class VectorDraft:
         """Return the edit of all parts."""
         puts, rows = self._puts, self._dropped
         if (self._next, self._count) != (self._sequence_before.next, self._sequence_before.count):
-            puts[SEQUENCE] = encode_sequence(IdSequence(self._next, self._count))
+            # Not among the puts: a memtable takes many of these at once if it has none of their keys yet.
+            rows[SEQUENCE] = (PUT, encode_sequence(IdSequence(self._next, self._count)), self.lsn, NEVER)
         if self.generations != self._generations_before:
-            puts[GENERATIONS] = encode_generations(self.generations)
+            rows[GENERATIONS] = (PUT, encode_generations(self.generations), self.lsn, NEVER)
         for (generation, number), some in self._lists.items():
             if some:
                 rows[list_key(POSTINGS, generation, number)] = (VECTOR_IDS, encode_ids(some), self.lsn, NEVER)
@@ -128,11 +129,13 @@ class VectorDraft:
         found, get = self._found, self._rows.get
         if self._sequence_before.count == 0:  # the tree has no records: only this draft may have some
             return np.fromiter((found.get(key, 0) for key in keys), np.uint64, len(keys))
+        stored = self._rows.existing(keys)
         if not found:
-            return np.fromiter((internal_id(get(key)) for key in keys), np.uint64, len(keys))
-        return np.fromiter(
-            (found[key] if key in found else internal_id(get(key)) for key in keys), np.uint64, len(keys)
-        )
+            if not stored:
+                return np.zeros(len(keys), np.uint64)
+            return np.fromiter((internal_id(get(key)) if key in stored else 0 for key in keys), np.uint64, len(keys))
+        numbers = (found[key] if key in found else internal_id(get(key)) if key in stored else 0 for key in keys)
+        return np.fromiter(numbers, np.uint64, len(keys))
 
     def _upsert(self, part: Upserts) -> None:
         count, keys = len(part), dictionary_keys(part.ids)

@@ -22,7 +22,6 @@ Invariants: (1) a search sees a vector whole or not at all. (2) a vector of an i
 from __future__ import annotations
 
 import threading
-from _thread import get_ident
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -38,11 +37,11 @@ from penstock.vector.lists import (
     I32,
     FlatRows,
     PostingLists,
+    Scratch,
     bitmap_selector,
     both,
     faiss_installed,
     range_selector,
-    scratch,
 )
 from penstock.vector.options import Metric
 
@@ -81,12 +80,13 @@ class VectorIndex:
         self._dead: U64 = np.empty(0, np.uint64)  # removed and still in memory, for pins; ascending
         self._dead_since: I64 = _NO_COUNTS  # the removal that each was part of
         self._dead_selector: Any = None
+        self._hides = False  # whether there are any
         self._removals = 0
         self.changes = 0  # vectors that were added or removed
         self._pins: WeakSet[IndexPin] = WeakSet()
         self._filtered = FilteredIds()  # replaced by a change
-        self._gate = threads.lock("vector.index")  # held by a change, and for an instant by each search that begins
-        self._searching: set[int] = set()  # threads; changed under the interpreter's lock
+        self._gate = threads.lock("vector.index")  # held by a change; a search that meets one waits for it
+        self._searching: set[object] = set()  # a token of each search; changed under the interpreter's lock
         self._change_waits = False
         self._idle = threading.Event()
 
@@ -211,7 +211,7 @@ class VectorIndex:
 
     def _bury(self, dead: U64, since: I64) -> None:
         """Replace the ids that were removed and are still in memory."""
-        self._dead, self._dead_since, self._dead_selector = dead, since, None
+        self._dead, self._dead_since, self._dead_selector, self._hides = dead, since, None, bool(len(dead))
 
     @contextmanager
     def _change(self) -> Iterator[Kernel | None]:
@@ -224,6 +224,7 @@ class VectorIndex:
                     self._idle.clear()
                 if self._searching and self._kernel is not None:
                     self._kernel = self._kernel.copied()
+                self._searching.clear()  # those that still run, or were interrupted, have the kernel of before
                 done = False
                 try:
                     yield self._kernel
@@ -238,47 +239,76 @@ class VectorIndex:
     # -- searches
 
     def search_one(
-        self, query: F32, k: int, probes: int | None = None, *, square: float | None = None
+        self,
+        query: F32,
+        k: int,
+        probes: int | None = None,
+        square: float | None = None,
+        allowed: U64 | None = None,
     ) -> tuple[list[float], list[int]]:
-        """Return the distances and ids of the nearest of all vectors, at most `k`: what `search` returns, sooner.
+        """Return the distances and ids of the nearest vectors, at most `k`: what `search` returns, sooner.
 
         `square` is that of the length of the query, if the caller knows it.
         """
-        if type(self._kernel) is PostingLists and not self._dead.size:
-            buffers = scratch(self.dimensions, k)
-            if square is None:
-                square = float(query.dot(query))
-            if self.metric != "cosine":
-                buffers.vector[:] = query
-            elif _TINY < square < _HUGE:
-                np.multiply(query, np.float32(square**-0.5), out=buffers.vector)
-            else:
-                buffers.vector[:] = prepared(query[None], "cosine")[0]
-            thread = get_ident()
+        kernel = self._kernel
+        if type(kernel) is PostingLists:
+            buffers = kernel.scratches.take(k)
             try:
-                with self._gate:
-                    self._searching.add(thread)
-                kernel = self._kernel
-                if type(kernel) is PostingLists and not self._dead.size:
-                    search, parameters, number = kernel.search_raw, kernel.plain_parameters, probes or self.probes
-                    search(1, buffers.at_query, k, buffers.at_distances, buffers.at_ids, parameters[number])
-                    while buffers.ids.item(k - 1) < 0 and probes is None and number < self.lists:
-                        number = min(2 * number, self.lists)  # the lists have fewer than k: look at more
-                        search(1, buffers.at_query, k, buffers.at_distances, buffers.at_ids, parameters[number])
-                    ids, nearness = buffers.ids.tolist(), buffers.distances
-                    if self.metric == "cosine" and ids[-1] >= 0 and nearness.item(0) <= 1:  # as `_nearness` does
-                        return np.subtract(_ONE, nearness, out=nearness).tolist(), ids
-                    distances = self._nearness(nearness, False, buffers.ids).tolist()
-                    if ids[-1] < 0:  # fewer than k: none follow
-                        del ids[ids.index(-1) :]
-                    return distances[: len(ids)] if len(ids) < k else distances, ids
+                self._searching.add(buffers)
+                if self._change_waits:
+                    self._wait_for_change(buffers)
+                if self._kernel is kernel and not self._hides:
+                    if allowed is None:
+                        self._fill(buffers, query, square)
+                        return self._search_lists(kernel, buffers, k, probes)
+                    filtered = self._filtered.get(kernel, self.metric, allowed, cached=True)
+                    if isinstance(filtered.rows, FlatRows):
+                        self._fill(buffers, query, square)
+                        distances, positions = self._result(buffers, filtered.rows.search_one(buffers, k))
+                        return distances, filtered.ids[positions].tolist()
             finally:
-                self._searching.discard(thread)
+                self._searching.discard(buffers)
                 if self._change_waits:
                     self._idle.set()
-        found, numbers = self.search(np.asarray(query, np.float32)[None], k, probes=probes)
+                kernel.scratches.give_back(buffers, k)
+        found, numbers = self.search(np.asarray(query, np.float32)[None], k, probes=probes, allowed=allowed)
         ids = numbers[0][numbers[0] >= 0].tolist()
         return found[0][: len(ids)].tolist(), ids
+
+    def _fill(self, buffers: Scratch, query: F32, square: float | None) -> None:
+        """Write the prepared query to buffers."""
+        size = float(query.dot(query)) if square is None else square
+        if self.metric != "cosine":
+            buffers.query[:] = query
+        elif _TINY < size < _HUGE:
+            buffers.scale.fill(size**-0.5)
+            np.multiply(query, buffers.scale, buffers.query)
+        else:
+            buffers.query[:] = prepared(query[None], "cosine")[0]
+
+    def _search_lists(
+        self, kernel: PostingLists, buffers: Scratch, k: int, probes: int | None
+    ) -> tuple[list[float], list[int]]:
+        number = probes or self.probes
+        ids = kernel.search_one(buffers, k, number)
+        while ids[-1] < 0 and probes is None and number < self.lists:
+            number = min(2 * number, self.lists)  # the lists have fewer than k: look at more
+            ids = kernel.search_one(buffers, k, number)
+        return self._result(buffers, ids)
+
+    def _result(self, buffers: Scratch, found: list[int]) -> tuple[list[float], list[int]]:
+        """Return the distances of what was found, and that, without -1 for what was not."""
+        distances: list[float]
+        if found[-1] >= 0 and self.metric == "cosine":
+            nearness = buffers.distances
+            distances = np.subtract(buffers.ones, nearness, nearness).tolist()
+            if distances[0] < 0:  # the nearest is first
+                distances = np.maximum(nearness, _ZERO, nearness).tolist()
+            return distances, found
+        distances = self._nearness(buffers.distances, False, buffers.ids).tolist()
+        if found[-1] < 0:  # fewer than k: none follow
+            del found[found.index(-1) :]
+        return distances[: len(found)], found
 
     def search(
         self,
@@ -321,18 +351,30 @@ class VectorIndex:
 
     @contextmanager
     def _search(self) -> Iterator[Kernel]:
-        thread = get_ident()
+        token = object()
         try:
-            with self._gate:
-                self._searching.add(thread)
+            self._searching.add(token)
+            if self._change_waits:
+                self._wait_for_change(token)
             kernel = self._kernel
             if kernel is None:
                 raise Backpressure("the index of a vector table is being loaded again after an error: search again")
             yield kernel
         finally:
-            self._searching.discard(thread)
+            self._searching.discard(token)
             if self._change_waits:
                 self._idle.set()
+
+    def _wait_for_change(self, token: object) -> None:
+        """Let a change go first that waits for searches, this one too: its token was there before the change was seen.
+
+        A change says that it waits before it looks for tokens, and a search adds its token before it looks for a
+        change, so at least one of them sees the other, and neither takes a lock for it.
+        """
+        self._searching.discard(token)
+        self._idle.set()
+        with self._gate:
+            self._searching.add(token)
 
     def _find(self, kernel: Kernel, request: SearchSlice, below: int | None, dead: U64) -> tuple[F32, I64]:
         if isinstance(kernel, GrowingRows):

@@ -178,8 +178,10 @@ def assign(rows: View, options: VectorOptions, start: int, end: int, check: Call
     for ids, vectors in vector_slices(rows, options.dimensions, start, end):
         check()
         lists = centroids.numbers[centroids.nearest(vectors, options.metric)]
-        for number in np.unique(lists).tolist():
-            found.setdefault(number, BitMap64()).update(ids[lists == number].tolist())
+        order = np.argsort(lists, kind="stable")
+        numbers, starts = np.unique(lists[order], return_index=True)
+        for number, some in zip(numbers.tolist(), np.split(ids[order], starts[1:]), strict=True):
+            found.setdefault(number, BitMap64()).update(some.tolist())
     return [(number, encode_ids(ids)) for number, ids in sorted(found.items())]
 
 

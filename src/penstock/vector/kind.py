@@ -7,7 +7,7 @@ Thread: pure functions; the table it makes is for any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -173,7 +173,9 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced, Cha
 
     # -- files
 
-    def read_piece(self, piece: Piece, root: str, identity: bytes) -> Iterator[Any] | None:
+    def read_piece(
+        self, piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None
+    ) -> Iterator[Any] | None:
         return read_piece(piece, root, identity)
 
     def check_piece(self, piece: Piece, root: str, identity: bytes) -> list[tuple[str, str]] | None:

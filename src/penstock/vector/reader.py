@@ -91,14 +91,15 @@ class VectorReader:
     def shards(self) -> int:
         return self._info.shards
 
-    def changes(self, *, after: int | None = None) -> ChangeFeed:
+    def changes(self, *, after: int | None = None, until: int | None = None) -> ChangeFeed:
         """Return the changes of a table with a change feed, of commits after the LSN `after`; None: all that are kept.
 
-        They are those of applied writes: wait for a write by `flush` to find it here.
+        `until` is the LSN of the last commit; None: the last there is. They are those of applied writes: wait for a
+        write by `flush` to find it here.
         """
         if self._options.changes is None:
             raise no_feed(self._info)
-        return ChangeFeed(self._reading, self._info, change_schema(self._options), after)
+        return ChangeFeed(self._reading, self._info, change_schema(self._options), after, until)
 
     @property
     def dimensions(self) -> int:
@@ -194,9 +195,14 @@ class VectorReader:
         attributes: a dict such as `{"lang": "en", "year": {">=": 1990}, "kind": ["a", "b"]}`, or a pyarrow expression.
         `probes` is how many lists of the index to look at (more: slower, better recall), `exact` compares with all.
         """
+        return self._search(plain_queries(vector, self._options), k, where, probes, exact, timeout_s)
+
+    def _search(  # noqa: PLR0917
+        self, queries: F32, k: int, where: Any, probes: int | None, exact: bool, timeout_s: float
+    ) -> list[Hit] | pa.Table:
+        """Search as `search` does, for an array of one vector or several."""
         k, number, exact = check_k(k), check_probes(probes), flag(exact, "exact")
         timeout_s = seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True)
-        queries = plain_queries(vector, self._options)
         if queries.ndim == 1:
             batches = self._searched(queries.reshape(1, -1), k, where, number, exact, timeout_s)
             return [
@@ -216,7 +222,7 @@ class VectorReader:
         def argument(some: F32) -> bytes:
             return encode_search(
                 SearchQuery(
-                    vectors=some.astype("<f4").tobytes(),
+                    vectors=np.ascontiguousarray(some, "<f4").tobytes(),
                     k=k,
                     probes=probes,
                     exact=exact,
@@ -286,6 +292,9 @@ class VectorReader:
 
 def _plain(where: Any) -> Any:
     """Return a condition with plain containers and values, for other processes."""
+    kind = type(where)
+    if kind is str or kind is float or kind is bool or (kind is int and -(1 << 63) <= where < 1 << 63):
+        return where
     if isinstance(where, Mapping):
         return {_plain(name): _plain(value) for name, value in where.items()}
     if isinstance(where, (list, tuple, set, frozenset)):

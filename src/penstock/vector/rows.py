@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.arguments import in_short
 from penstock.errors import Invalid
-from penstock.vector.attributes import encode_attributes
+from penstock.vector.attributes import encode_all
 from penstock.vector.keys import F32
 from penstock.vector.options import VectorOptions
 from penstock.vector.section import ID_BYTES_MAX, Upserts, check_ids, check_vectors
@@ -135,7 +135,7 @@ def _attribute_list(attributes: Any, count: int) -> list[bytes]:
         return []
     if isinstance(attributes, (Mapping, str, bytes)) or not isinstance(attributes, Iterable):
         raise Invalid(f"attributes are a list with a dict for each vector, not {in_short(attributes)}")
-    encoded = [encode_attributes(some) for some in attributes]
+    encoded = encode_all(list(attributes))
     if len(encoded) != count:
         raise Invalid(f"there are {count} ids and {len(encoded)} attributes: give as many of both")
     return encoded if any(encoded) else []
@@ -255,15 +255,16 @@ def _attribute_rows(table: pa.Table) -> list[bytes]:
     if "attributes" in table.column_names:
         dicts = _attribute_dicts(table.column("attributes"))
     if not others:
-        encoded = [encode_attributes(some) for some in dicts]
+        encoded = encode_all(dicts)
     else:
         columns = [table.column(name).to_pylist() for name in others]
-        encoded = []
+        joined = []
         for some, values in zip(dicts, zip(*columns, strict=True), strict=True):
             beside = dict(zip(others, values, strict=True))
             if some and not beside.keys().isdisjoint(some):
                 raise Invalid("an attribute stands in the column attributes and in a column of its own: give it once")
-            encoded.append(encode_attributes({**(some or {}), **beside}))
+            joined.append({**some, **beside} if some else beside)
+        encoded = encode_all(joined)
     return encoded if any(encoded) else []
 
 

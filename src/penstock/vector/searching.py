@@ -98,21 +98,28 @@ def encode_search(query: SearchQuery) -> bytes:
         ) from None
 
 
-def decode_search(argument: bytes, options: VectorOptions) -> tuple[SearchQuery, F32]:
+def check_search(argument: bytes, options: VectorOptions) -> SearchQuery:
     """Decode and check the argument of `search`; `Invalid` if it is malformed."""
-    try:
-        query = _decoder.decode(argument)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the argument of a query does not decode: {error}") from None
+    query = _decoded(argument)
     check_k(query.k)
     whole(query.probes, "probes", 0, PROBES_MAX)
     if not query.vectors or len(query.vectors) % options.vector_bytes:
         raise Invalid(f"query vectors of this table have {options.dimensions} dimensions")
-    vectors = np.frombuffer(query.vectors, "<f4").reshape(-1, options.dimensions).astype(np.float32, copy=False)
-    check_vectors(vectors, options)
+    check_vectors(_vectors_of(query, options), options)
     if query.where is not None:
         compile_condition(query.where, pa.schema([]))
-    return query, vectors
+    return query
+
+
+def _decoded(argument: bytes) -> SearchQuery:
+    try:
+        return _decoder.decode(argument)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(f"the argument of a query does not decode: {error}") from None
+
+
+def _vectors_of(query: SearchQuery, options: VectorOptions) -> F32:
+    return np.frombuffer(query.vectors, "<f4").reshape(-1, options.dimensions).astype(np.float32, copy=False)
 
 
 def condition_of(query: SearchQuery) -> Any:
@@ -132,7 +139,7 @@ def check_vector_query(name: str, argument: bytes, options: VectorOptions) -> No
     if name not in QUERIES:
         raise Invalid(f"a vector table has no query {in_short(name)}: use one of {', '.join(QUERIES)}")
     if name == "search":
-        condition_of(decode_search(argument, options)[0])
+        condition_of(check_search(argument, options))
     elif argument:
         raise Invalid(f"the query {name} of a vector table has no argument")
 
@@ -142,7 +149,8 @@ def run_vector_query(
 ) -> Iterator[Any]:
     """Return the record batches of a query. Requires: `check_vector_query` has passed."""
     if name == "search":
-        return _search(*decode_search(argument, options), shards, context)
+        query = _decoded(argument)
+        return _search(query, _vectors_of(query, options), shards, context)
     if name == "count":
         return _count(shards, context)
     return _attributes(shards, context) if name == "attributes" else _statistics(shards, context)

@@ -11,8 +11,7 @@ of an id wins, so an id is at most once in them, and one part of each is left.
 
 As bytes:
 
-    version u8 = 1, 3 zero bytes, parts u32
-    for each part:   type u8, 3 zero bytes, length u32, body
+    version u8 = 1, and parts as `partition/part_codec` frames them
     upserts          count u32, dimensions u32, vectors f32; for each the length of its id u16, then for each of its
                      attributes u32; ids, attributes
     deletes          count u32, length of each id u16, ids
@@ -34,10 +33,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.journal.partitions import PartitionId
 from penstock.lsm.rows import binary_column
+from penstock.partition.part_codec import HEADER, PART, decode_parts, decoding, encode_parts, receive_parts
 from penstock.partition.part_log import PartLog, open_section
 from penstock.partition.pending import PendingDelta
 from penstock.vector.attributes import check_encoded
@@ -50,8 +50,7 @@ ID_BYTES_MAX = 1_024
 ROW_WEIGHT = 300  # memory of the objects around an id and its attributes
 LENGTH_MAX = 1e15  # of a vector: squares of distances fit float32
 SQUARE_MIN, SQUARE_MAX = 1e-30, LENGTH_MAX**2  # of the length of a vector; the least is for cosine
-_HEADER = struct.Struct("<BxxxI")
-_PART = struct.Struct("<BxxxI")
+_SQUARE_SURE_MIN, _SQUARE_SURE_MAX = 1e-25, 1e25
 _UPSERTS = struct.Struct("<II")
 _DELETES = struct.Struct("<I")
 _F32, _U32, _U16 = np.dtype("<f4"), np.dtype("<u4"), np.dtype("<u2")
@@ -201,21 +200,15 @@ def append_part(delta: PendingDelta, partition: PartitionId, part: Part, _: None
 
 def encode_section(section: VectorSection) -> bytes:
     """Encode a section."""
-    parts = section.parts
-    pieces: list[Any] = [_HEADER.pack(VERSION, len(parts))]
-    for part in parts:
-        if isinstance(part, Upserts):
-            body = _upsert_bytes(part)
-            pieces.append(_PART.pack(UPSERTS, sum(map(len, body))))
-            pieces += body
-        elif isinstance(part, Deletes):
-            body = [_DELETES.pack(len(part)), _lengths(part.ids, _U16), b"".join(part.ids)]
-            pieces.append(_PART.pack(DELETES, sum(map(len, body))))
-            pieces += body
-        else:
-            packed = _pack(part)
-            pieces += (_PART.pack(CHANGE, len(packed)), packed)
-    return b"".join(pieces)
+    return encode_parts(VERSION, [_encode_part(part) for part in section.parts])
+
+
+def _encode_part(part: Part) -> tuple[int, list[bytes]]:
+    if isinstance(part, Upserts):
+        return UPSERTS, _upsert_bytes(part)
+    if isinstance(part, Deletes):
+        return DELETES, [_DELETES.pack(len(part)), _lengths(part.ids, _U16), b"".join(part.ids)]
+    return CHANGE, [_pack(part)]
 
 
 def _upsert_bytes(part: Upserts) -> list[bytes]:
@@ -237,26 +230,8 @@ def _lengths(items: Sequence[bytes], kind: np.dtype[Any]) -> bytes:
 
 def decode_section(payload: bytes) -> VectorSection:
     """Decode a section; `CorruptionError` if it is malformed."""
-    try:
-        version, count = _HEADER.unpack_from(payload)
-        if version != VERSION:
-            raise ValueError(f"its version is {version}")
-        at = _HEADER.size
-        parts: list[Part] = []
-        if count > (len(payload) - at) // _PART.size:
-            raise ValueError("it is cut short")
-        for _ in range(count):
-            number, size = _PART.unpack_from(payload, at)
-            at += _PART.size
-            if at + size > len(payload):
-                raise ValueError("it is cut short")
-            parts.append(_DECODERS[number](memoryview(payload)[at : at + size]))
-            at += size
-        if at != len(payload):
-            raise ValueError("its length is wrong")
-    except (ValueError, KeyError, struct.error, msgspec.DecodeError) as error:
-        raise CorruptionError("vector section", 0, f"it does not decode ({error})") from None
-    return VectorSection(*parts)
+    with decoding("vector"):
+        return VectorSection(*decode_parts(payload, VERSION, _DECODERS))
 
 
 def _decode_upserts(body: memoryview) -> Upserts:
@@ -305,10 +280,10 @@ def _cut(body: memoryview, lengths: Any, at: int) -> tuple[list[bytes], int]:
 
 def section_weight(payload: bytes) -> int:
     """Estimate the memory that `receive_section` needs, from counts in a section that may be malformed."""
-    rows, at = 0, _HEADER.size
-    while at + _PART.size + _DELETES.size <= len(payload):
-        number, size = _PART.unpack_from(payload, at)
-        at += _PART.size
+    rows, at = 0, HEADER.size
+    while at + PART.size + _DELETES.size <= len(payload):
+        number, size = PART.unpack_from(payload, at)
+        at += PART.size
         if number in (UPSERTS, DELETES):
             rows += min(_DELETES.unpack_from(payload, at)[0], len(payload) // 2)
         at += size
@@ -320,12 +295,7 @@ def section_weight(payload: bytes) -> int:
 
 def receive_section(payload: bytes, options: VectorOptions) -> VectorSection:
     """Decode and check a section; `Invalid` if it breaks a rule of the API."""
-    try:
-        section = decode_section(payload)
-    except CorruptionError as error:
-        raise Invalid(f"a section of a vector table is malformed: {error.reason}") from None
-    if not section.log:
-        raise Invalid("a section of a vector table holds nothing")
+    section = receive_parts("vector", decode_section, payload)
     for part in section.log:
         if isinstance(part, IndexChange):
             raise Invalid("only the owner of a store changes the index of a vector table")
@@ -358,16 +328,23 @@ def check_vectors(vectors: F32, options: VectorOptions) -> None:
     """Raise `Invalid` if vectors do not fit a table: wrong dimensions, NaN, infinite, or zero with cosine."""
     if vectors.shape[1] != options.dimensions:
         raise Invalid(f"the vectors of this table have {options.dimensions} dimensions, these have {vectors.shape[1]}")
+    squares = np.einsum("ij,ij->i", vectors, vectors)
+    if len(squares) and squares.min() > _SQUARE_SURE_MIN and squares.max() < _SQUARE_SURE_MAX:
+        return  # float32 decides nearly always, in a quarter of the time; NaN is not above anything
     squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)  # NaN or infinite if a number of the vector is
     wrong = np.flatnonzero(~(squares <= SQUARE_MAX))
     if len(wrong):
         row = int(wrong[0])
         if np.isfinite(vectors[row]).all():
-            raise Invalid(f"the vector in row {row} is longer than {LENGTH_MAX:g}: distances would overflow, scale it")
-        raise Invalid(f"the vector in row {row} holds NaN or infinity: drop such rows")
+            raise Invalid(f"{_named(row, vectors)} is longer than {LENGTH_MAX:g}: distances would overflow, scale it")
+        raise Invalid(f"{_named(row, vectors)} holds NaN or infinity: drop it")
     if options.metric == "cosine":
         wrong = np.flatnonzero(squares < SQUARE_MIN)
         if len(wrong):
             raise Invalid(
-                f"the vector in row {int(wrong[0])} is zero or nearly zero, so it has no direction for cosine: drop it"
+                f"{_named(int(wrong[0]), vectors)} is zero or nearly zero, so it has no direction for cosine: drop it"
             )
+
+
+def _named(row: int, vectors: F32) -> str:
+    return "the vector" if len(vectors) == 1 else f"the vector in row {row}"

@@ -7,7 +7,7 @@ Invariant: values that cannot have been written by a draft raise `CorruptionErro
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +51,8 @@ class StoredRows(Protocol):
     """What a draft reads: a view of the tree, or a snapshot."""
 
     def get(self, key: bytes) -> bytes | None: ...
+
+    def existing(self, keys: Collection[bytes]) -> set[bytes]: ...
 
     def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]: ...
 

@@ -6,7 +6,6 @@ Thread: any number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from penstock.kinds import QUERY_S, QUERY_S_MAX, Port
 from penstock.lsm.rows import binary_column
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
-from penstock.vector.keys import F32
 from penstock.vector.reader import VectorReader
 from penstock.vector.rows import arrow_rows, plain_id, plain_ids, plain_queries, plain_vector, rows_of
 from penstock.vector.searching import K_MAX, Hit, check_k, check_probes
@@ -128,26 +126,21 @@ class VectorTable(VectorReader):
             number = whole(after, "after", 0, EPOCH_MAX)
             if number:
                 self._port.flush(number, timeout_s, table=self._info.table_id)
-        if exact is False and self._single and (where is None or isinstance(where, Mapping)):
-            query = self._one(vector)
-            if query is not None:
-                if type(k) is not int or not 0 < k <= K_MAX:
-                    k = check_k(k)
-                request = (
-                    query,  # a client sends its bytes
-                    k,
-                    0 if probes is None else check_probes(probes),
-                    None if where is None else self._plain_condition(where),
-                )
-                return self._port.ask(self._info, SEARCH, request, _HITS, wait_s=timeout_s)
-        return super().search(vector, k, where=where, probes=probes, exact=exact, timeout_s=timeout_s)
-
-    def _one(self, vector: Any) -> F32 | None:
-        """Return a single query vector; None for a matrix. The hot path: the owner looks for NaN in it."""
         if type(vector) is np.ndarray and vector.dtype is _FLOAT32 and vector.shape == self._shape:
-            return vector
-        queries = plain_queries(vector, self._options)
-        return queries if queries.ndim == 1 else None
+            query = vector  # the hot path: the owner looks for NaN in it
+        else:
+            query = plain_queries(vector, self._options)
+        if query.ndim == 1 and exact is False and self._single and (where is None or isinstance(where, Mapping)):
+            if type(k) is not int or not 0 < k <= K_MAX:
+                k = check_k(k)
+            request = (
+                query,  # a client sends its bytes
+                k,
+                0 if probes is None else check_probes(probes),
+                None if where is None else self._plain_condition(where),
+            )
+            return self._port.ask(self._info, SEARCH, request, _HITS, wait_s=timeout_s)
+        return self._search(query, k, where, probes, exact, timeout_s)
 
 
 def _size(rows: Upserts | Deletes) -> int:

@@ -20,6 +20,7 @@ import penstock
 from penstock.cli.certificates import make_certificates
 from penstock.cli.http_process import parse_address
 from penstock.errors import Invalid
+from penstock.http.serving import find_tables
 
 
 def test_it_answers_until_a_signal(tmp_path: Path) -> None:
@@ -37,6 +38,40 @@ def test_it_answers_until_a_signal(tmp_path: Path) -> None:
                 assert process.wait(20) == 0
             finally:
                 process.kill()
+
+
+def test_a_store_and_its_tables_are_created_if_asked(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "http", str(tmp_path / "new"), "--port", "0", "--write"]
+    ran = subprocess.run([*command, "--table", "cpu"], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, "--create" in ran.stderr) == (1, True)
+    ran = subprocess.run([*command, "--create"], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, "needs --table" in ran.stderr) == (1, True)
+    command += ["--table", "cpu", "--logs", "lines", "--create"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            urllib.request.urlopen(f"{url}/write", b"idle value=1", timeout=20).close()
+        finally:
+            process.terminate()
+            process.wait(20)
+    with penstock.connect(tmp_path / "new") as store:
+        assert store.tables() == ["cpu", "lines"]
+        assert store.series("cpu").select("idle").num_rows == 1
+
+
+def test_the_only_series_table_is_the_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with penstock.open(tmp_path / "store") as store:
+        assert find_tables(store, None, None, create=False) is None
+        store.kv("rows")
+        store.series("one")
+        assert find_tables(store, None, None, create=False) == "one"
+        store.series("two")
+        assert find_tables(store, None, None, create=False) is None
+        assert find_tables(store, "two", None, create=False) == "two"
+        assert not caplog.records
+        assert find_tables(store, "three", None, create=False) == "three"
+        assert "there is no series table three yet" in caplog.text
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:

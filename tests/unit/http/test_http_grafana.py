@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_peer import peer_binary
+from bench.prometheus import peer_binary
 
 import penstock
 from penstock.http.application import HttpSettings

@@ -6,11 +6,15 @@ import gzip
 import json
 import socket
 import struct
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
-from owner_processes import hurry, until
+from owner_processes import faulty_owner, hurry, until
 from test_http_application import PROTOBUF, Client
 from test_http_remote_write import T, block, labels, sample, snappy, varint
 
@@ -228,6 +232,27 @@ def test_logs_and_attributes_of_a_request_are_bounded(monkeypatch: pytest.Monkey
         decode_metrics(ExportMetricsServiceRequest(resource_metrics=sent).SerializeToString(), 0)
 
 
+def test_all_queries_together_hold_a_bounded_number_of_samples(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "SAMPLES_MAX", 5)
+    store.series("metrics").write_columns("held", np.arange(4.0), times=np.arange(4) * 10**6, durable=True)
+    asked = {"query": "sum_over_time(held[1m])", "time": 4}
+    inner, found = ANSWERS["query"], []
+
+    def nested(table: Any, request: Any) -> Any:
+        answer = inner(table, request)  # still holds its samples
+        found.append(door.send(f"/api/v1/format_query?{urlencode(asked)}"))
+        return answer
+
+    monkeypatch.setattr(application, "ANSWERS", {**ANSWERS, "query": nested, "format_query": inner})
+    with serve_http(store, HttpSettings(table="metrics")) as port:
+        door = Client(port)
+        for _ in range(2):
+            assert door.get("/api/v1/query", **asked)["result"][0]["value"][1] == "6"
+        assert [status for status, _, _ in found] == [429, 429]
+        assert "retry later" in found[0][1]["error"]
+        assert door.get("/api/v1/format_query", **asked)["result"][0]["value"][1] == "6"  # alone
+
+
 def test_many_selectors_end_when_the_client_is_gone(store: Any) -> None:
     table = store.series("metrics")
     for answer in (ANSWERS["series"], ANSWERS["labels"], lambda *given: label_values(given[0], "a", given[1])):
@@ -265,6 +290,19 @@ def test_a_connection_without_a_request_is_ended(store: Any, monkeypatch: pytest
         assert answer_to(port, b"GET /-/healthy HTTP/1.1\r\nHost: loc") == b""
         asked = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert answer_to(port, asked, asked[:10]).count(b" 200 OK") == 1
+
+
+def test_connections_without_requests_do_not_keep_others_out(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 4)
+    with serve_http(store, HttpSettings(table="metrics")) as port, ExitStack() as opened:
+        silent = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(12)]
+        for wire in silent[::2]:
+            with suppress(OSError):
+                wire.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: loc")
+        assert Client(port).get("/api/v1/labels") is not None
+        for wire in silent[:8]:  # the oldest were ended
+            with suppress(ConnectionError):
+                assert wire.recv(1) == b""
 
 
 def test_a_client_that_does_not_read_its_answer_is_ended(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +370,7 @@ def test_a_query_ends_when_its_client_is_gone(store: Any, monkeypatch: pytest.Mo
         ("/api/v1/labels", None, {"Host": "localhost.evil.example"}, 403),
         ("/api/v1/query_range?query=1&start=0&end=10&step=9999999999999999999y", None, {}, 400),
         ("/api/v1/query_range?query=1&start=0&end=10&step=0s", None, {}, 400),
+        ("/api/v1/query_range?query=1&start=0&end=11000&step=1", None, {}, 400),
         ("/api/v1/query_range?query=1&start=0&end=10&step=nan", None, {}, 400),
         ("/api/v1/query_range?query=1&start=nan&end=10&step=1", None, {}, 400),
         ("/api/v1/query?query=x%5B1e30%5D", None, {}, 400),
@@ -390,6 +429,63 @@ def test_writes_go_on_when_there_is_an_owner_again(tmp_path: Path) -> None:
                 for body in (b"cpu,n=2 value=2 1000000000", b"cpu,n=3 value=3 1000000000"):  # as senders do
                     until(lambda body=body: door.send("/write", body)[0] == 204)
                 assert sorted(owner.series("metrics").select("cpu").column("value").to_pylist()) == [1.0, 2.0, 3.0]
+
+
+def test_writes_go_on_after_the_disk_of_the_owner_failed(tmp_path: Path) -> None:
+    """Nothing that was answered with 204 is missing, and the door recovers by itself when the owner has."""
+    fails, folder, answers = tmp_path / "fails", tmp_path / "store", dict[int, int]()
+    with penstock.open(folder) as owner:
+        owner.series("metrics")
+    with faulty_owner(folder, fails), penstock.connect(folder) as store:
+        hurry(store, 1.0)
+        store._port._flusher._send_s = 0.3
+        with serve_http(store, HttpSettings(table="metrics", write=True)) as port:
+            door = Client(port)
+
+            def send(number: int) -> int:
+                answers[number] = door.send("/write", b"cpu,n=%d value=%d 1000000000" % (number, number))[0]
+                return answers[number]
+
+            assert send(0) == 204
+            fails.write_text("")
+            with ThreadPoolExecutor(6) as pool:
+                failing = list(pool.map(send, range(1, 7)))  # two of everything at once
+                assert set(failing) <= {204, 503, 429}
+                fails.unlink()
+                until(lambda: all(answer == 204 for answer in pool.map(send, range(1, 13))))
+        found = store.series("metrics").select("cpu").column("value").to_pylist()
+    assert sorted(found) == list(range(13))
+
+
+def test_one_request_recovers_and_the_others_are_told_to_wait(store: Any) -> None:
+    """While one request recovers a poisoned connection, others get 503, and nothing is written twice."""
+    began, ends, calls = threading.Event(), threading.Event(), []
+
+    class Poisonous:
+        port = store.port
+
+        def series(self, *given: Any, **named: Any) -> Any:
+            if not ends.is_set():
+                raise Poisoned("writes failed: call recover()")
+            return store.series(*given, **named)
+
+        def recover(self) -> None:
+            calls.append("recover")
+            began.set()
+            assert ends.wait(20)
+
+        def batch(self) -> Any:
+            return store.batch()
+
+    with serve_http(Poisonous(), HttpSettings(table="metrics", write=True)) as port, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(Client(port).send, "/write", b"poison value=1 1000000000")
+        assert began.wait(20)
+        status, _, headers = Client(port).send("/write", b"poison value=2 1000000000")
+        assert (status, headers["retry-after"]) == (503, "5")
+        ends.set()
+        assert first.result(20)[0] == 204
+    assert calls == ["recover"]
+    assert store.series("metrics").select("poison").column("value").to_pylist() == [1.0]
 
 
 def test_lines_have_a_deadline(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

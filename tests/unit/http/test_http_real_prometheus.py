@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.prometheus import free_port, peer_binary
 from owner_processes import owners, until
-from prometheus_peer import PrometheusPeer, peer_binary
+from prometheus_peer import PrometheusPeer
 
 import penstock
 from penstock.http.application import HttpSettings
@@ -35,12 +35,10 @@ EVERYTHING = '{__name__=~".+"}'
     ],
 )
 def test_everything_scraped_arrives(tmp_path: Path, message: str, scrapes_s: int) -> None:
-    binary = peer_binary("prometheus")
+    binary = peer_binary()
     if binary is None:
         pytest.skip("there is no prometheus on PATH or in PENSTOCK_PEERS")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder = tmp_path / "store"
     with penstock.open(folder) as owner:
         owner.series("metrics")

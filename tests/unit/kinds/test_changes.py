@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from penstock.errors import CorruptionError, Invalid, KindMismatch, NotFound
 from penstock.kinds.change_reading import encode_request
 from penstock.kinds.changes import change_options
 from penstock.kv.changes import read_changes
+from penstock.kv.machine import KvMachine
 from penstock.kv.values import Options
 from penstock.registry import KV
 from penstock.testing import FakeClock, SimulatedDisk
@@ -65,6 +66,13 @@ def test_samples_embedded_connected_and_in_a_snapshot(path: Path) -> None:
         assert later["_change_type"].to_pylist() == ["update_preimage", "update_postimage", "delete", "delete"]
         assert later["labels"].to_pylist() == [[("host", host)] for host in "aabb"] == again["labels"].to_pylist()
         assert later["value"].to_pylist()[::2] == [2.0, 2.0]
+        until = later["_commit_version"][1].as_py()
+        for table in (cpu, store.series("cpu")):
+            some = table.changes(after=snapshot.lsn, until=until).to_arrow()
+            assert some["_change_type"].to_pylist() == ["update_preimage", "update_postimage"]
+            assert table.changes(until=1 << 60).to_arrow().num_rows == 16
+            with pytest.raises(Invalid, match="above until"):
+                table.changes(after=2, until=1)
         assert math.isnan(later["value"][1].as_py())
         cpu.alter(window_s=1e9)
         assert store.series("cpu").options.changes == penstock.ChangeOptions(preimages=True)
@@ -146,18 +154,45 @@ def test_retention_trims_whole_commits_and_says_so() -> None:
         assert [one[1] for one in changes_of(store, "old")] == ["update_postimage"]
 
 
-def test_the_owner_takes_in_what_expired_without_writes(path: Path) -> None:
+def test_the_owner_takes_in_what_expired_without_writes() -> None:
+    disk, clock = SimulatedDisk(), FakeClock()
+    for _ in range(2):
+        with open_simulated(disk, clock) as store:
+            table = store.kv("t", changes=True)
+            if not table.changes().to_arrow().num_rows:
+                table.put(b"k", b"v", ttl_s=1, durable=True)
+                clock.advance(2)
+            store._tasks.maintain_services()
+            store.flush()
+            assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
+
+
+def test_a_shard_that_hangs_does_not_delay_the_feeds_of_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    going_on, apply = threading.Event(), KvMachine.apply
+
+    def hang(machine: KvMachine, entry: Any) -> None:
+        if machine._descriptor.name == "hanging":
+            assert going_on.wait(60)
+        apply(machine, entry)
+
+    options = penstock.ChangeOptions(bytes_max=1)
     with penstock.open(str(path)) as store:
-        table = store.kv("t", changes=True)
-        table.put(b"k", b"v", ttl_s=0.05, durable=True)
-        time.sleep(0.06)
-        store._services_task()
-        store.flush()
-        assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
-    with penstock.open(str(path)) as store:
-        store._services_task()
-        store.flush()
-        assert [one[1] for one in changes_of(store, "t")] == ["insert", "delete"]
+        hanging, other = store.kv("hanging", changes=options), store.kv("other", changes=options)
+        for table in (hanging, other):
+            table.put(b"a", b"1", durable=True)
+            table.put(b"b", b"2", durable=True)
+        monkeypatch.setattr(KvMachine, "apply", hang)
+        try:
+            store.flush(hanging.delete(b"a"))
+            store._tasks.maintain_services()  # with a wait, it would say that the feed of `hanging` is trimmed later
+            store.flush()
+            assert [record.message for record in caplog.records if "trimmed later" in record.message] == []
+            assert [key for _, _, key, _ in changes_of(store, "other")] == [b"b"]
+        finally:
+            going_on.set()
+        assert [key for _, _, key, _ in changes_of(store, "hanging")] == [b"a", b"b", b"a"]
 
 
 def test_of_a_dropped_table_nothing_is_left(path: Path) -> None:
@@ -167,7 +202,7 @@ def test_of_a_dropped_table_nothing_is_left(path: Path) -> None:
         store.drop("t")
         assert store.kv("t", changes=True).changes().to_arrow().num_rows == 0
     with penstock.open(str(path), settings=penstock.StoreSettings(background=False)) as store:
-        store._retry_task()
+        store._tasks.retry()
         assert [entry.name for entry in (path / "tables").iterdir() if (entry / "0" / "changes").exists()] == ["3"]
 
 

@@ -187,7 +187,7 @@ def test_a_file_that_two_batches_name_is_taken_once() -> None:
         assert dict(store.kv("t").scan()) == {b"a": b"1"}
         store.kv("t").put(b"b", b"2", durable=True)
         store.compact("t")
-        assert store.check() == []
+        assert store.troubles() == []
     with open_simulated(disk, clock) as store:
         assert dict(store.kv("t").scan()) == {b"a": b"1", b"b": b"2"}
 
@@ -205,7 +205,7 @@ def test_a_batch_whose_operands_are_longer_than_a_value(tmp_path: Path) -> None:
             batch.kv("t").merge(b"k", large, operator="append")
         assert len(store.kv("t")[b"k"]) == VALUE_BYTES_MAX  # the number does not fit the value, which stays
     with penstock.open(tmp_path / "s") as store:  # a replay
-        assert store.check() == []
+        assert store.troubles() == []
         assert len(store.kv("t")[b"k"]) == VALUE_BYTES_MAX  # the number does not fit the value, which stays
         assert store.kv("t").get(b"other") == b"1"
         store.compact("t")

@@ -24,8 +24,8 @@ LEASE_S = 7_200.0
 
 def maintained(store: Store) -> None:
     store._collector.collect()
-    store._services_task()
-    store._retry_task()
+    store._tasks.maintain_services()
+    store._tasks.retry()
 
 
 @pytest.mark.parametrize("lease_s", [LEASE_S, 0.0])

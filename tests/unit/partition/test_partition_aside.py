@@ -80,7 +80,7 @@ def test_a_mistake_of_ours_stops_nobody(disk: SimulatedDisk, clock: FakeClock, m
         assert dict(store.kv("t").scan()) == expected
         assert [(m.sequence, m.payload) for m in store.queue("q").read()] == [(1, b"one"), (2, b"three")]
         assert store.kv("t").get(POISON) is None
-        troubles = store.check()
+        troubles = store.troubles()
         assert {(trouble.table, trouble.shard) for trouble in troubles} == {("t", 0), ("q", 0)}
         assert all("set aside: KeyError" in trouble.reason and trouble.lsn for trouble in troubles)
         assert [trouble.table for trouble in store.resume("t")] == ["t"]
@@ -101,11 +101,11 @@ def test_a_mistake_of_ours_stops_nobody(disk: SimulatedDisk, clock: FakeClock, m
     with open_simulated(disk, clock) as store:
         look(store)
         store.drop("t")
-        assert [trouble.table for trouble in store.check()] == ["q"]
+        assert [trouble.table for trouble in store.troubles()] == ["q"]
         store.drop("q")
-        assert store.check() == []
+        assert store.troubles() == []
     with open_simulated(disk, clock) as store:
-        assert store.check() == []
+        assert store.troubles() == []
 
 
 @pytest.mark.parametrize("name", ["t", "q"])
@@ -118,13 +118,13 @@ def test_the_journal_is_not_held_back(
         store.queue("q")
         store.table(name).put(*((POISON, b"") if name == "t" else (POISON,)), durable=True)
         settle(store, clock)
-        lsn = store.check()[0].lsn
+        lsn = store.troubles()[0].lsn
         busy = store.kv("busy")
         for number in range(40):
             busy.put(b"%d" % number, bytes(200), durable=True)
         assert store.checkpoint().needed_from > lsn
     with open_simulated(disk, clock) as store:
-        assert [trouble.lsn for trouble in store.check()] == [lsn]
+        assert [trouble.lsn for trouble in store.troubles()] == [lsn]
         assert dict(store.kv("t").scan()) == {}
         assert store.queue("q").read() == []
 
@@ -139,7 +139,7 @@ def test_what_is_not_our_mistake_pauses(
         settle(store, clock)
         with pytest.raises(PartitionPaused, match="resume"):
             store.kv("t").get(b"one")
-        assert ["set aside" in trouble.reason for trouble in store.check()] == [False, False]
+        assert ["set aside" in trouble.reason for trouble in store.troubles()] == [False, False]
         mistake.made = False
         assert store.resume("t") == []
         assert dict(store.kv("t").scan()) == {payload: payload for payload in (b"one", POISON, b"three")}
@@ -159,12 +159,12 @@ def test_a_table_that_cannot_go_on_without_the_entry_pauses(
     store = open_simulated(disk, clock)
     store.kv("t").put(b"k", b"1", durable=True)
     settle(store, clock)
-    assert ["set aside" in trouble.reason for trouble in store.check()] == [False]
+    assert ["set aside" in trouble.reason for trouble in store.troubles()] == [False]
     store.close()
     broken = False
     with open_simulated(disk, clock) as store:
         assert store.kv("t").get(b"k") == b"1"
-        assert store.check() == []
+        assert store.troubles() == []
 
 
 def test_too_much_is_not_set_aside(disk: SimulatedDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,13 +174,13 @@ def test_too_much_is_not_set_aside(disk: SimulatedDisk, clock: FakeClock, monkey
         for number in range(3):
             store.kv(f"t{number}").put(POISON, b"", durable=True)
             settle(store, clock)
-        troubles = store.check()
+        troubles = store.troubles()
         assert ["set aside" in trouble.reason for trouble in troubles] == [True, True, False]
         assert troubles[2].table == "t2"
         store.drop("t0")
         store.resume("t2")
         settle(store, clock)
-        assert ["set aside" in trouble.reason for trouble in store.check()] == [True, True]
+        assert ["set aside" in trouble.reason for trouble in store.troubles()] == [True, True]
 
 
 def test_a_disk_that_cannot_take_it_is_asked_again(
@@ -198,13 +198,13 @@ def test_a_disk_that_cannot_take_it_is_asked_again(
 
         monkeypatch.setattr(Log, "sync", failing)
         settle(store, clock)
-        assert ["set aside" in trouble.reason for trouble in store.check()] == [False]
+        assert ["set aside" in trouble.reason for trouble in store.troubles()] == [False]
         fails = False
         store.resume("t")
         settle(store, clock)
-        assert ["set aside" in trouble.reason for trouble in store.check()] == [True]
+        assert ["set aside" in trouble.reason for trouble in store.troubles()] == [True]
     with open_simulated(disk, clock) as store:
-        assert len(store.check()) == 1
+        assert len(store.troubles()) == 1
 
 
 # -- the ledger
@@ -224,13 +224,13 @@ def test_a_table_that_cannot_be_made_keeps_no_other_out_of_reach(
             with pytest.raises(NotFound):
                 store.port.create("flags", "kv", shards, options)
         monkeypatch.undo()
-        assert [trouble.table for trouble in store.check()] == ["ledger"] * 3
+        assert [trouble.table for trouble in store.troubles()] == ["ledger"] * 3
         store.kv("after").put(b"k", b"2", durable=True)
     for _ in range(2):
         with open_simulated(disk, clock) as store:
             assert store.tables() == ["after", "before"]
             assert (store.kv("before").get(b"k"), store.kv("after").get(b"k")) == (b"1", b"2")
-            assert [trouble.table for trouble in store.check()] == ["ledger"] * 3
+            assert [trouble.table for trouble in store.troubles()] == ["ledger"] * 3
     with open_simulated(disk, clock) as store:
         store.kv("flags").put(b"k", b"3", durable=True)
     with open_simulated(disk, clock) as store:
@@ -258,7 +258,7 @@ def test_a_condition_that_cannot_be_judged_is_not_fulfilled(
         store.kv("t").put(b"k", b"2", durable=True)
     with open_simulated(disk, clock) as store:
         assert store.kv("t").get(b"k") == b"2"
-        assert store.check() == []
+        assert store.troubles() == []
 
 
 # -- tables that this Penstock cannot read
@@ -283,10 +283,10 @@ def test_a_table_of_another_penstock_keeps_no_other_out_of_reach(
             raise KeyError("a mistake of ours")
         return kind_named(name, table)
 
-    monkeypatch.setattr("penstock.store.opening.kind_named", forget)
+    monkeypatch.setattr("penstock.store.shards.kind_named", forget)
     with open_simulated(disk, clock, settings) as store:
         assert store.kv("t").get(b"k") == b"1"
-        assert [(trouble.table, trouble.reason) for trouble in store.check()] == [("strange", "it cannot be opened")]
+        assert [(trouble.table, trouble.reason) for trouble in store.troubles()] == [("strange", "it cannot be opened")]
         with store.snapshot() as snapshot:
             assert snapshot.kv("t").get(b"k") == b"1"
             with pytest.raises(PenstockError):
@@ -305,4 +305,4 @@ def test_a_table_of_another_penstock_keeps_no_other_out_of_reach(
     with open_simulated(disk, clock, settings) as store:
         assert store.kv("strange").get(b"k") == b"2"
         assert store.kv("t").get(b"39") == bytes(200)
-        assert store.check() == []
+        assert store.troubles() == []

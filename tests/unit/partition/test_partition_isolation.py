@@ -194,7 +194,7 @@ def test_a_blocked_table_stops_nobody_else(tmp_path: Path, fault: Fault, kind: s
         assert caught.value.retry_after_s > 0
         with pytest.raises(PartitionPaused, match="frozen"):
             by_deadline(lambda: write_all(tables["sick"], range(2, 52)))
-        assert [trouble.table for trouble in by_deadline(store.check)] == ["sick"]
+        assert [trouble.table for trouble in by_deadline(store.troubles)] == ["sick"]
         by_deadline(lambda: others_go_on(store, tables, range(4, 6)))
         with store.snapshot() as snapshot, pytest.raises(PartitionPaused):
             count(getattr(snapshot, kind)("sick"))
@@ -204,7 +204,7 @@ def test_a_blocked_table_stops_nobody_else(tmp_path: Path, fault: Fault, kind: s
         assert count(tables["sick"]) == 1 + waiting
         write(tables["sick"], 100)
         assert count(tables["sick"]) == 2 + waiting
-        assert store.check() == []
+        assert store.troubles() == []
 
 
 def test_negative_control_inline_apply_hangs(tmp_path: Path, fault: Fault) -> None:

@@ -24,8 +24,8 @@ from penstock.partition.workers import Workers
 from penstock.queue.machine import QueueMachine
 from penstock.queue.persistent import PersistentQueue
 from penstock.store.dropped import DroppedShards
-from penstock.store.opening import OpenedParts
 from penstock.store.services import TableServices
+from penstock.store.tasks import StoreTasks
 from penstock.testing import FakeClock, SimulatedDisk
 
 DEADLINE_S = 20.0
@@ -248,7 +248,7 @@ def rows_after_a_failed_state(store: Any, gates: Gates) -> int:
 def test_a_state_that_cannot_be_taken_costs_no_message(tmp_path: Path, gates: Gates) -> None:
     with penstock.open(tmp_path / "store", settings=settings(attempts_max=1)) as store:
         assert rows_after_a_failed_state(store, gates) == 3
-        assert store.check() == []
+        assert store.troubles() == []
 
 
 def test_one_that_does_is_seen(tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_one_that_does_is_seen(tmp_path: Path, gates: Gates, monkeypatch: pytest
     monkeypatch.setattr(Marker, "resolve", failing)
     with penstock.open(tmp_path / "store", settings=settings(attempts_max=1)) as store:
         assert rows_after_a_failed_state(store, gates) == 2
-        assert [trouble.table for trouble in store.check()] == ["q"]
+        assert [trouble.table for trouble in store.troubles()] == ["q"]
 
 
 class _OneLock(dict[int, Any]):
@@ -454,7 +454,7 @@ def test_a_dropped_table_that_hangs_does_not_stop_retries(tmp_path: Path, monkey
 
 
 def test_one_that_stops_them_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OpenedParts, "_retry_task", OpenedParts._dropped_task)
+    monkeypatch.setattr(StoreTasks, "retry", StoreTasks.remove_dropped)
     assert not is_retried(tmp_path / "store", monkeypatch)
 
 

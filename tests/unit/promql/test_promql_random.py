@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from bench.prometheus import peer_binary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prometheus_peer import PrometheusPeer, peer_binary, prometheus
+from prometheus_peer import PrometheusPeer, prometheus
 from promql_cases import CALENDAR, RANGE, WINDOWED
 from promql_dataset import dataset
 from test_promql_conformance import GRID, by_labels, differences, expected, run
@@ -77,6 +78,35 @@ def vectors() -> st.SearchStrategy[str]:
                 matching,
                 inner,
             ),
+            st.builds(
+                lambda a, o, m, side, b: f"({a}) {o} {m} group_{side} ({b})",
+                inner,
+                arithmetic,
+                matching,
+                st.sampled_from(["left", "right", "left(mode)", "right(code, floor)"]),
+                inner,
+            ),
+            st.builds(
+                lambda q, r, o: f"histogram_quantile({q}, rate(latency_bucket[{r}]{o}))",
+                st.sampled_from(["0.5", "0.9", "0.99"]),
+                DURATIONS,
+                st.sampled_from(["", " offset 2m"]),
+            ),
+            st.builds(
+                lambda v, t, s, e: f'label_replace({v}, "{t}", "$1x", "{s}", "{e}")',
+                inner,
+                st.sampled_from(["job", "made", "__name__"]),
+                st.sampled_from(["job", "instance", "code", "absent"]),
+                st.sampled_from(["(.*)", "(a|w).*", "", "b:.*"]),
+            ),
+            st.builds(
+                lambda f, v, n: f.format(f"({v})", n),
+                st.sampled_from(["clamp_min({}, {})", "clamp_max({}, {})", "{} * scalar(limit{{job='api'}}) + {}"]),
+                inner,
+                NUMBERS,
+            ),
+            st.builds(lambda r, n: f"predict_linear({r}, {n})", ranges(inner), st.sampled_from(["60", "-600"])),
+            st.builds(lambda q, r: f"quantile_over_time({q}, {r})", st.sampled_from(["0.5", "0.1"]), ranges(inner)),
             st.builds(lambda v: f"-({v})", inner),
             st.builds(lambda v: f"absent({v})", inner),
             st.builds(lambda v: f"timestamp({v})", inner),

@@ -703,7 +703,7 @@ def test_a_snapshot_of_a_dropped_queue_is_still_read(store: Store) -> None:
     store.queue("events").put(b"x", durable=True)
     with store.snapshot() as snapshot:
         store.drop("events")
-        store._retry_task()
+        store._tasks.retry()
         assert [message.payload for message in snapshot.queue("events").read()] == [b"x"]
 
 
@@ -716,7 +716,7 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
     held = consumer.get()
     consumer.ack(held[:1])
     store.drop("events")
-    store._retry_task()
+    store._tasks.retry()
     assert str(info.table_id) not in disk.listdir("/store/tables")
     assert list(store._port.ledger_rows(b"k")) == []
     for use in (
@@ -933,7 +933,7 @@ def test_a_staged_file_that_rotted_is_noticed_when_it_is_replayed(
     again = open_queues(after_crash, clock)
     with pytest.raises(PartitionPaused, match=path):
         for _ in range(10):
-            again._retry_task()
+            again._tasks.retry()
         again.queue("events").put(b"later", durable=True)
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from series_place import SeriesPlace
 
 import penstock
-from penstock.errors import Invalid
-from penstock.series import admitted
+from penstock.errors import ConditionFailed, Invalid
+from penstock.series import admission, admitted
+from penstock.series.admission import admit_sections
 from penstock.series.admitted import AdmittedSeries
 from penstock.series.keys import dictionary_keys
 from penstock.series.labels import LabelTable, check_labels
+from penstock.series.machine import SeriesMachine
+from penstock.series.section import SampleBlock, SeriesDelete, SeriesSection
 
 T0 = 1_700_000_000_000_000
 QUIET = penstock.StoreSettings(background=False)
@@ -32,7 +39,7 @@ def small(store: Any, **options: Any) -> Any:
     return store.series("metrics", options=penstock.SeriesOptions(**options))
 
 
-def flood(numbers: range, metric: str = "cpu") -> pa.Table:
+def flood(numbers: Sequence[int], metric: str = "cpu") -> pa.Table:
     count = len(numbers)
     return pa.table(
         {"metric": [metric] * count, "n": list(map(str, numbers)), "time": [T0] * count, "value": np.zeros(count)}
@@ -98,15 +105,15 @@ def test_a_write_that_failed_counts_for_a_while(store: Any, monkeypatch: pytest.
     metrics.write_arrow(flood(range(3)), durable=True)  # again, and one more: those of before count once
     assert metrics.cardinality().series == 3
     machine = store.port.machine(metrics._partitions[0])
-    assert not machine.admitted._until
+    assert not machine.admitted._admissions
 
 
 def test_admitted_series_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     known = AdmittedSeries()
     table = LabelTable.of([check_labels("cpu", {"n": str(number)}) for number in range(5)])
     keys = dictionary_keys(7, table.fingerprints)
-    known.add(7, {"cpu": keys[:2]}, T0 - 1)
-    known.add(7, {"cpu": keys[2:], "mem": keys[:1]}, T0)
+    known.add({7: {"cpu": keys[:2]}}, T0 - 1)
+    known.add({7: {"cpu": keys[2:], "mem": keys[:1]}}, T0)
     assert (known.count(7), known.count(7, "cpu"), known.count(7, "mem"), known.count(8)) == (6, 5, 1, 0)
     assert known.new(7, "cpu", keys) == known.new(8, "cpu", []) == 0
     assert known.new(7, "mem", keys) == 4
@@ -117,11 +124,217 @@ def test_admitted_series_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     known.remove(7, keys[3:])
     assert known.count(7) == 2
     known.forget(T0 + 60_000_000)
-    assert not known._until
-    known.add(7, {"cpu": keys}, T0)
+    assert not known._admissions
+    known.add({7: {"cpu": keys}}, T0)
     monkeypatch.setattr(admitted, "ADMITTED_MAX", 4)
     known.forget(T0)
-    assert not known._until
+    assert not known._admissions
+
+
+def test_withdrawn_series_do_not_count() -> None:
+    known, keys = AdmittedSeries(), [b"a", b"b", b"c"]
+    first = known.add({7: {"cpu": keys[:2]}, 8: {"cpu": keys}}, T0)
+    second = known.add({7: {"cpu": keys[1:]}}, T0)
+    known.remove(8, keys[:1])
+    known.withdraw(first)
+    assert (known.count(7), known.count(8)) == (2, 0)  # b waits in the second write, too
+    known.withdraw(second)
+    known.withdraw(second)
+    assert known.new(7, "cpu", keys) == 2  # b may still be applied by either: it is forgotten later
+    known.forget(T0 + 60_000_000)
+    assert not known._admissions
+
+
+@contextmanager
+def at_every_line(act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` before each line that this thread runs in the packages of series and trees."""
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if not any(name in frame.f_code.co_filename for name in ("/series/", "/lsm/")):
+            return None
+        if event == "line":
+            act()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_series_counts_once_while_it_is_applied(reopened: bool, emptied: bool) -> None:
+    """Whenever an admission comes, at every line of an apply, it counts those that were there and those admitted."""
+    options = penstock.SeriesOptions(bucket_s=3_600)
+    place = SeriesPlace(options=options)
+
+    def block(numbers: range, hours: int) -> SampleBlock:
+        table = LabelTable.of([check_labels("cpu", {"n": str(number)}) for number in numbers])
+        index = np.tile(np.arange(len(numbers), dtype=np.uint32), hours)
+        times = np.repeat(3_600_000_000 * np.arange(hours), len(numbers))
+        return SampleBlock(table, index, times, np.zeros(len(index), np.uint64))
+
+    place.write(block(range(5), 2))
+    if emptied:
+        place.write(SeriesDelete('cpu{n="0"}'))
+    if reopened:
+        place.flush()
+        place.reopen()
+    machine, new = place.machine, block(range(9) if emptied else range(3, 9), 3)
+    admit_sections("metrics", [SeriesSection(new)], options, machine, T0)
+    buckets, seen = [options.bucket(3_600_000_000 * hour) for hour in range(3)], list[Any]()
+
+    def counts() -> None:
+        if machine.admitted.lock.acquire(blocking=False):  # an admission would wait for it
+            try:
+                seen.append(
+                    tuple(
+                        machine.series_count(bucket, metric) + machine.admitted.count(bucket, metric)
+                        for metric in (None, "cpu")
+                        for bucket in buckets
+                    )
+                )
+            finally:
+                machine.admitted.lock.release()
+
+    with at_every_line(counts):
+        place.write(new)
+    assert len(seen) > 100
+    assert set(seen) == {(9, 9, 9 if emptied else 6) * 2}
+    assert not machine.admitted._admissions
+    place.close()
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_limit_is_exact_while_writes_are_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool
+) -> None:
+    finish, slow, go_on = SeriesMachine._finish, threading.Event(), threading.Event()
+
+    def finish_late(machine: SeriesMachine) -> None:
+        slow.set()
+        go_on.wait(30)
+        finish(machine)
+
+    monkeypatch.setattr(SeriesMachine, "_finish", finish_late)
+    with penstock.open(tmp_path / "store") as store:
+        small(store, metric_series_max=9)
+        with penstock.connect(store.path) if connected else nullcontext(store) as writer:
+            metrics = writer.series("metrics")
+            try:
+                metrics.write_arrow(flood(range(3)), durable=True)
+                assert slow.wait(30)
+                metrics.write_arrow(flood(range(3, 6)), durable=True)
+                store.series("metrics").write_arrow(flood(range(6, 9)))
+            finally:
+                go_on.set()
+            with pytest.raises(Invalid, match="has 9 series and this write adds 1"):
+                metrics.write_arrow(flood(range(9, 10)), durable=True)
+            writer.flush()
+            assert metrics.cardinality().metrics == {"cpu": 9}
+
+
+def test_writers_that_share_new_series_fill_a_table_to_its_limit(tmp_path: Path) -> None:
+    """Nobody is refused before it is full, however writes, flushes and compactions come together; then everybody is."""
+    with penstock.open(tmp_path / "store") as store:
+        metrics, failed = small(store, metric_series_max=120, series_max=200), list[BaseException]()
+
+        def fill(writer: Any, seed: int) -> None:
+            chance, table = random.Random(seed), writer.series("metrics")
+            left = [("cpu", number) for number in range(120)] + [("mem", number) for number in range(80)]
+            chance.shuffle(left)
+            while left:
+                some = [left.pop() for _ in range(min(len(left), chance.randrange(1, 20)))]
+                for metric in {metric for metric, _ in some}:
+                    numbers = [number for other, number in some if other == metric]
+                    if chance.random() < 0.3:
+                        for number in numbers:
+                            table.write(metric, 1.0, {"n": str(number)}, time=T0)
+                    else:
+                        table.write_arrow(flood(numbers, metric), durable=chance.random() < 0.5)
+            writer.flush()
+
+        def guarded(writer: Any, seed: int) -> None:
+            try:
+                fill(writer, seed)
+            except BaseException as error:
+                failed.append(error)
+
+        with penstock.connect(store.path) as client:
+            writers = [threading.Thread(target=guarded, args=(client if seed else store, seed)) for seed in range(3)]
+            for thread in writers:
+                thread.start()
+            while any(thread.is_alive() for thread in writers):
+                store.checkpoint()
+                store.compact("metrics")
+            for thread in writers:
+                thread.join(30)
+            assert not failed
+            for writer in (store, client):
+                for metric in ("cpu", "mem"):
+                    with pytest.raises(Invalid, match="holds 200 series and this write adds 1"):
+                        writer.series("metrics").write(metric, 1.0, {"n": "new"}, time=T0, durable=True)
+        assert metrics.cardinality().metrics == {"cpu": 120, "mem": 80}
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_durable_delete_makes_room_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool) -> None:
+    """A write that a limit forbids waits until what came before it is applied, and is judged again."""
+    apply, late, refused = SeriesMachine.apply, threading.Event(), threading.Event()
+    check = admission._check_new
+
+    def apply_late(machine: SeriesMachine, entry: Any) -> None:
+        if late.is_set():
+            refused.wait(30)
+        apply(machine, entry)
+
+    def check_and_tell(*arguments: Any) -> None:
+        try:
+            check(*arguments)
+        except Invalid:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(SeriesMachine, "apply", apply_late)
+    monkeypatch.setattr(admission, "_check_new", check_and_tell)
+    with penstock.open(tmp_path / "store") as store:
+        small(store, series_max=2).write_arrow(flood(range(2)), durable=True)
+        assert store.series("metrics").cardinality().series == 2
+        with penstock.connect(store.path) if connected else nullcontext(store) as writer:
+            metrics = writer.series("metrics")
+            late.set()
+            metrics.delete('cpu{n="0"}', durable=True)
+            metrics.write("cpu", 1.0, {"n": "2"}, time=T0, durable=True)
+            assert refused.is_set()
+            assert metrics.label_values("n") == ["1", "2"]
+            with pytest.raises(Invalid, match="holds 2 series and this write adds 1"):
+                metrics.write("cpu", 1.0, {"n": "3"}, time=T0, durable=True)
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_refused_write_does_not_count(tmp_path: Path, connected: bool) -> None:
+    """However often one is refused, by another shard, table or condition: the series that it would add stay free."""
+    with penstock.open(tmp_path / "store") as store:
+        metrics = store.series("metrics", shards=2, options=penstock.SeriesOptions(metric_series_max=100))
+        full = store.series("full", options=penstock.SeriesOptions(series_max=1))
+        full.write("cpu", 1.0, time=T0, durable=True)
+        store.kv("keys").put(b"taken", b"", durable=True)
+        with penstock.connect(store.path) if connected else nullcontext(store) as writer:
+            for number in range(5):
+                some = flood(range(number * 80, number * 80 + 80))  # about 40 to each shard
+                with pytest.raises(Invalid, match="series_max"), writer.batch() as batch:
+                    batch.series("metrics").write_arrow(some)
+                    batch.series("full").write("cpu", 1.0, {"n": str(number)}, time=T0)
+                with pytest.raises(ConditionFailed), writer.batch() as batch:
+                    batch.series("metrics").write_arrow(some)
+                    batch.kv("keys").put(b"taken", b"", if_absent=True)
+                with pytest.raises(Invalid, match="metric_series_max"):  # of one shard or the other
+                    writer.series("metrics").write_arrow(flood(range(number * 999, number * 999 + 205)), durable=True)
+            writer.series("metrics").write_arrow(flood(range(180)), durable=True)
+        assert metrics.cardinality().metrics == {"cpu": 180}
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -69,7 +69,7 @@ def test_a_large_load(stores: tuple[Any, Any]) -> None:
     store.load("metrics", again)
     assert values(metrics) == [-1.0] * 3_000 + list(map(float, range(3_000, 10_000)))
     assert metrics.cardinality().metrics == {"cpu": 7}
-    assert owner.check() == []
+    assert owner.troubles() == []
 
 
 def test_loads_of_several_processes(stores: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ def test_limits_are_judged_by_the_owner(store: Any) -> None:
     with pytest.raises(Invalid, match="in the future, and table metrics accepts 60 s .future_s."):
         metrics.write_columns("cpu", [1.0], {"host": "a"}, times=[now + HOUR_US], durable=True)
     assert metrics.label_values("host") == ["a", "b", "c"]
-    assert store.check() == []
+    assert store.troubles() == []
 
 
 def test_old_buckets_are_deleted() -> None:

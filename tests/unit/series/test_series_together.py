@@ -129,7 +129,7 @@ def test_writers_deletes_compactions_rollups_and_readers_at_once(tmp_path: Path,
         assert contents(store.series("metrics"), "cpu") == {("cpu", *key): value for key, value in expected.items()}
         store.roll_up("rolled")
         assert contents(target, '{__name__=~"cpu:.*"}') == rolled(expected)
-        assert store.check() == []
+        assert store.troubles() == []
         if connected:
             other.close()
 
@@ -180,4 +180,4 @@ def test_an_owner_that_is_killed_in_the_middle_of_rollups(tmp_path: Path) -> Non
             assert found == expected
             store.roll_up("rolled")
             assert contents(store.series("rolled"), '{__name__=~"cpu:.*"}') == rolled(expected)
-            assert store.check() == []
+            assert store.troubles() == []

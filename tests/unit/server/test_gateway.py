@@ -638,10 +638,10 @@ def test_a_store_costs_no_flight_until_a_client_asks(tmp_path: Path) -> None:
         import sys, penstock
         with penstock.open({str(tmp_path / "store")!r}) as store:
             store.kv("users").put(b"a", b"1", durable=True)
-            print("pyarrow.flight" in sys.modules, "asyncio" in sys.modules)
+            print(*(name for name in ("pyarrow.flight", "asyncio", "pandas") if name in sys.modules))
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
-    assert done.stdout.split() == [b"False", b"False"]
+    assert done.stdout.split() == []  # pandas comes with the first `pa.array`, and takes as long as all others together
 
 
 def test_every_kind_says_which_calls_are_safe() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Invalid
@@ -67,6 +67,7 @@ def passes(row: dict[str, Any], condition: dict[str, Any]) -> bool:
 
 
 @settings(max_examples=300, deadline=None)
+@example(rows=[{"real": -0.0}, {"real": 0.0}], condition={"real": [0]}, chunks=False, encoded=False)
 @given(rows=rows, condition=conditions(), chunks=st.booleans(), encoded=st.booleans())
 def test_a_dict_passes_the_rows_that_plain_python_passes(
     rows: list[dict[str, Any]], condition: dict[str, Any], chunks: bool, encoded: bool

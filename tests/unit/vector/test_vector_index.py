@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import every_point
 from pyroaring import BitMap64
 
 from penstock.errors import Backpressure, Invalid
@@ -303,6 +305,54 @@ def test_a_search_that_does_not_end_does_not_hold_a_change(monkeypatch: pytest.M
         end.set()
         thread.join(20)
         assert np.array_equal(result[0], prepared(VECTORS[:500], "cosine"))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_filtered_search_of_one_vector_finds_what_many_find(metric: Metric) -> None:
+    for kernel in KERNELS:
+        index = made(kernel, metric)
+        for allowed in (ids_from(1, 2), ids_from(5, 1), ids_from(50, 40), ids_from(1, 700)):  # none, one, some, all
+            for removed in range(2):
+                for query in QUERIES[:5]:
+                    distances, ids = index.search(query[None], 7, allowed=allowed)
+                    found = index.search_one(query, 7, None, None, allowed)
+                    assert found[1] == ids[0][ids[0] >= 0].tolist()
+                    np.testing.assert_allclose(found[0], distances[0][ids[0] >= 0], rtol=1e-5, atol=1e-6)
+                pin = index.pin()
+                index.remove(ids_from(60 + removed, 1))  # hidden as long as the pin is there
+        del pin
+
+
+def test_a_search_that_meets_a_change_waits_for_it() -> None:
+    for kernel in KERNELS:
+        index, found = made(kernel, "dot"), list[Any]()
+        searches: list[Callable[[], Any]] = [
+            lambda: found.append(index.search_one(QUERIES[0], 3)[1]),  # noqa: B023
+            lambda: found.append(index.search(QUERIES[:1], 3)[1][0].tolist()),  # noqa: B023
+        ]
+        with index._change():
+            threads = [threading.Thread(target=search) for search in searches]
+            for thread in threads:
+                thread.start()
+                thread.join(0.05)
+            assert not found
+        for thread in threads:
+            thread.join(20)
+        assert len(found) == 2
+        assert found[0] == found[1]
+        assert not index._searching
+
+
+def test_a_search_that_is_interrupted_anywhere_does_not_hold_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "CHANGE_WAIT_S", 60.0)  # a change that waits for it makes this test too long
+    index = made("lists", "cosine")
+    wanted, points = index.search_one(QUERIES[0], 3), 0
+    for _ in every_point(lambda: index.search_one(QUERIES[0], 3)):
+        points += 1
+        assert not index._searching
+        index.update(ids_from(1_000 + points, 1), -VECTORS[:1], np.zeros(1, np.int32), ids_from(999 + points, 1))
+        assert index.search_one(QUERIES[0], 3) == wanted
+    assert points > 10
 
 
 def test_an_error_in_a_change_empties_the_index(monkeypatch: pytest.MonkeyPatch) -> None:

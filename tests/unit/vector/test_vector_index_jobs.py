@@ -141,7 +141,7 @@ def test_writes_between_the_steps_are_found(tmp_path: Path) -> None:
             assert docs.search(rows[number], k=1)[0].id == str(number)
             assert docs.get(str(number - 1_000)) is None
         assert recall(docs, rows[600:660]) >= 0.95
-        assert store.check() == []
+        assert store.troubles() == []
 
 
 def test_recall_does_not_decay(tmp_path: Path) -> None:

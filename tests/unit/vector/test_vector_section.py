@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +14,7 @@ from penstock.errors import CorruptionError, Invalid
 from penstock.vector.attributes import (
     attribute_table,
     decode_attributes,
+    encode_all,
     encode_attributes,
     join_tables,
 )
@@ -91,6 +97,30 @@ def test_attributes_keep_their_types() -> None:
     assert [type(value) for value in found.values()] == [str, float, int, str, bool]  # by name
     assert encode_attributes(np_numbers := {"a": np.float32(0.5), "b": np.int16(3)}) == b'{"a":0.5,"b":3}', np_numbers
     assert encode_attributes({}) == encode_attributes(None) == b""
+
+
+class Name(str):
+    __slots__ = ()
+
+
+ODD: list[Any] = [
+    {"a": 1}, {}, None, {"a": Name("x")}, {Name("a"): 1}, {"a": (1 << 63) - 1}, {"a": 1 << 63}, {"a": -(1 << 63) - 1},
+    {"a": math.nan}, {"a": math.inf}, {"a": -0.0}, {"a": None, "b": True}, {"": 1}, {"ü" * 128: 1}, {"ü" * 129: 1},
+    {"x" * 65: 1}, {"a\nb": "c\n\u2028"}, {"a": "\ud800"}, {"\ud800": 1}, {"a": np.int64(3)}, {"a": [1]}, {"a": b"x"},
+    {"a": Decimal(1)}, {1: "a"}, {str(n): n for n in range(129)}, {"a": "x" * 70_000}, "ab", [("a", 1)], {"a": "null"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: ascii(odd)[:20])
+def test_attributes_are_encoded_together_as_they_are_one_by_one(odd: Any) -> None:
+    rows = [{"b": 1.5, "a": "x"}, odd, {"c": 7}]
+    try:
+        wanted = [encode_attributes(some) for some in rows]
+    except Invalid as error:
+        with pytest.raises(Invalid, match=re.escape(str(error))):
+            encode_all(rows)
+    else:
+        assert encode_all(rows) == wanted
 
 
 def test_columns_of_attributes() -> None:

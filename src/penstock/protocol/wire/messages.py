@@ -45,10 +45,12 @@ class Hello(_Message, frozen=True):
 class Owner(msgspec.Struct, frozen=True, array_like=True):
     """The answer to `Hello`."""
 
-    identity: bytes
+    identity: bytes  # in the store's files
     path: str
     detached: bool
     durability: str
+    uuid: bytes  # of the store
+    takes_writes: bool = True  # a member of a cluster does while it leads
 
 
 class ListTables(_Message, frozen=True):
@@ -176,8 +178,19 @@ class CompactTable(_Message, frozen=True):
     timeout_s: float
 
 
-class CheckStore(_Message, frozen=True):
+class ListTroubles(_Message, frozen=True):
     """List the acknowledged writes that cannot be read."""
+
+
+class CheckStore(_Message, frozen=True):
+    """Read every file of the store, and report what is damaged."""
+
+
+class BackupStore(_Message, frozen=True):
+    """Back the store up into a folder of the owner's machine; `keep`: how many backups stay there."""
+
+    target: str
+    keep: int | None
 
 
 class WaitFor(_Message, frozen=True):
@@ -412,7 +425,9 @@ OtherRequest = (
     | DropTable
     | AlterTable
     | CompactTable
+    | ListTroubles
     | CheckStore
+    | BackupStore
     | WaitFor
     | ResumeTable
     | KeepSnapshot

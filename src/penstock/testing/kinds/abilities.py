@@ -144,7 +144,7 @@ class AbilityContract:
             with pytest.raises(PenstockError), store.batch() as batch:
                 batch.adopt(NAME, [sealed(OsFileSystem(), store.path, staged)])
             assert self.sample.rows(store.table(NAME)) == self.sample.expected(())
-            assert store.check() == []
+            assert store.troubles() == []
 
     # -- Replaceable
 

@@ -139,10 +139,10 @@ class KindContract(AbilityContract):
             applied += 1
         store.flush()
         assert applied >= len(payloads)
-        assert store.check() == []
+        assert store.troubles() == []
         before = scanned(self.kind, store.port)
         with open_simulated(disk.image().restore("strict")) as again:
-            assert again.check() == []
+            assert again.troubles() == []
             assert scanned(self.kind, again.port).equals(before)
 
     def test_sections_of_one_record_are_applied_in_order(self) -> None:

@@ -1,0 +1,368 @@
+"""`Consensus` by quorum: a member's loop runs in one thread; writers propose and wait, readers follow `committed`.
+
+Thread: `_run` has the loop's thread, the only one that uses `Raft`; the rest from any thread, one proposer at a time.
+Invariants: (1) `propose` returns after a quorum has the records on disk, this member included. (2) after an error in
+the loop nothing is sent, acknowledged or voted until `recover`. (3) every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any, Literal, Protocol
+
+from pysyncobj.poller import POLL_EVENT_TYPE
+
+from penstock.errors import Closed, Invalid, NotLeader, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
+from penstock.host import threads
+from penstock.host.clock import Clock
+from penstock.host.randomness import Random
+from penstock.journal.record import Lsn
+from penstock.log import Log
+from penstock.log.record import KIND_DATA, Index, Record, check_bodies
+from penstock.replica.raft import Link, Proposal, Raft, RaftTimes, not_leader
+from penstock.replica.raft_log import RaftLog
+from penstock.replica.state import StateFile
+
+logger = logging.getLogger(__name__)
+
+COMMIT_S = 10.0  # a write that no quorum has by then has an unknown outcome
+TICK_S = 0.05
+JOIN_S = 10.0
+
+
+class MemberLink(Link, Protocol):
+    """A link that lives as long as a member's loop."""
+
+    def attach(self, raft: Raft) -> None:
+        """Use this loop from now on: its poller, and `receive` for messages. In the loop's thread."""
+
+    def detach(self) -> None:
+        """Stop sending and receiving; the members find out."""
+
+
+class NoLink:
+    """The link of a cluster with one member."""
+
+    def attach(self, raft: Raft) -> None:
+        pass
+
+    def detach(self) -> None:
+        pass
+
+    def send(self, member: str, message: object) -> None:
+        raise PenstockError(f"there is no member {member}")
+
+    def has_room(self, member: str) -> bool:
+        return False
+
+
+class Replicated:
+    """One member of a cluster, as the journal of a store."""
+
+    durability: Literal["disk", "quorum"] = "quorum"
+
+    def __init__(
+        self,
+        log: Log,
+        state: StateFile,
+        *,
+        member: str,
+        others: Sequence[str],
+        link: MemberLink,
+        clock: Clock,
+        random: Random,
+        times: RaftTimes | None = None,
+    ) -> None:
+        if member in others or len(set(others)) != len(others):
+            raise Invalid(f"every member of a cluster has a name of its own: {[member, *others]}")
+        self._log, self._state = log, state
+        self._member, self._others, self._link = member, others, link
+        self._clock, self._random, self._times = clock, random, times or RaftTimes()
+        self._changed = threads.condition("replica.changed")
+        self._failure: BaseException | None = None  # guarded by _changed
+        self._closing = False  # guarded by _changed
+        self._entries = RaftLog(log, state)
+        self._raft: Raft | None = None
+        self._wakes, self._waker = socket.socketpair()  # a byte in it ends the loop's wait
+        self._wakes.setblocking(False)
+        self._waker.setblocking(False)
+        self._start()
+
+    # -- the loop
+
+    def _start(self) -> None:
+        self._raft = raft = Raft(
+            self._member, self._others, self._entries, self._link, times=self._times, random=self._random
+        )
+        if not self._others:
+            raft.elect_at_once()
+        self._thread = threads.spawn(self._run, name=f"penstock-raft-{self._member}")
+        if not self._others:
+            self.await_leader(COMMIT_S)
+
+    def _run(self) -> None:
+        raft = self._raft
+        assert raft is not None
+        state: tuple[Any, ...] = ()
+        try:
+            raft.poller.subscribe(self._wakes.fileno(), self._drain, POLL_EVENT_TYPE.READ)
+            self._link.attach(raft)
+            while not self._closing:
+                raft.tick(TICK_S)
+                if state != (state := (raft.leader, raft.is_leader, self._entries.committed)):
+                    with self._changed:
+                        self._changed.notify_all()
+        except BaseException as error:
+            logger.exception("member %s stopped: %s", self._member, error)
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        finally:
+            with suppress(Exception):
+                self._link.detach()
+            raft.poller.unsubscribe(self._wakes.fileno())
+            raft.fail_proposals(self._stopped())
+
+    def _stopped(self) -> Exception:
+        return OutcomeUnknown(f"member {self._member} stopped before a quorum had this write: retry it with its token")
+
+    def _drain(self, descriptor: int, event: int) -> None:
+        with suppress(BlockingIOError):
+            self._wakes.recv(4096)
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is full, or closed
+            self._waker.send(b"\0")
+
+    # -- Consensus
+
+    @property
+    def incarnation(self) -> int:
+        return self._log.incarnation
+
+    @property
+    def is_leader(self) -> bool:
+        return self._raft is not None and self._failure is None and self._raft.is_leader
+
+    @property
+    def leader(self) -> str | None:
+        """The member that leads, if one is known."""
+        return None if self._raft is None else self._raft.leader
+
+    @property
+    def first(self) -> Lsn:
+        return Lsn(self._entries.base.lsn + 1)
+
+    @property
+    def committed(self) -> Lsn:
+        return self._entries.lsn_at(self._entries.committed)
+
+    def propose(self, bodies: Sequence[bytes]) -> Lsn:
+        if not bodies:
+            raise Invalid("a proposal needs at least one record")
+        check_bodies(bodies)
+        return self._propose(bodies)
+
+    def _propose(self, bodies: Sequence[bytes], only_in: int | None = None) -> Lsn:
+        answered = threading.Event()
+        proposal = Proposal(bodies, answered.set, only_in=only_in)
+        raft = self._check()
+        self.await_leader(COMMIT_S)
+        if not raft.is_leader:
+            raise not_leader(raft.leader)
+        raft.submit(proposal)
+        self._wake()
+        if not self._thread.is_alive():
+            proposal.answer(error=self._stopped())
+        if not answered.wait(COMMIT_S):
+            proposal.answer(error=self._stopped())
+        if proposal.lsn is not None:
+            return proposal.lsn
+        with self._changed:
+            if self._failure is not None and isinstance(self._failure, OSError | PenstockError):
+                raise self._failure
+        assert proposal.error is not None
+        raise proposal.error
+
+    def records(self, start: int) -> Iterator[tuple[Lsn, bytes]]:
+        return self._entries.records(start)
+
+    def term(self, lsn: int) -> int | None:
+        if not self.first <= lsn <= self.committed:
+            return None
+        return self._entries.term_at(self._entries.index_of(lsn))
+
+    def barrier(self) -> Lsn:
+        """Return an LSN at or past every acknowledged record: on the leader, after a quorum confirmed it."""
+        if self._others and self._failure is None:
+            self._propose(())
+        return self.committed
+
+    def copy_to(self, folder: str, first: int) -> Lsn:
+        last, lsn = self.committed, max(first, int(self.first))
+        records = (
+            Record(kind=KIND_DATA, flags=0, incarnation=self.term(at) or 0, index=Index(at), synced=Index(0), body=body)
+            for at, body in takewhile(lambda one: one[0] <= last, self.records(lsn) if lsn <= last else ())
+        )
+        incarnation = max(self._log.incarnation, self.term(last) or 0)
+        return Lsn(self._log.copy_to(folder, first, records, incarnation))
+
+    def segment_starts(self) -> list[int]:
+        return self._entries.segment_starts()
+
+    def roll(self) -> None:
+        self._check()
+        self._entries.roll()
+
+    def truncate(self, before: int) -> Lsn:
+        """Drop records that neither this member nor another one needs, by whole segments."""
+        return self._entries.cut_front(before, self._check().may_cut_before())
+
+    def await_leader(self, timeout_s: float) -> str:
+        """Wait until a leader is known, and knows what is committed if it is this member; return its name."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        with self._changed:
+            while True:
+                raft = self._check()
+                leader = raft.leader
+                if leader is not None and (leader != self._member or raft.is_leader):
+                    return leader
+                rest_s = deadline_s - self._clock.monotonic_s()
+                if rest_s <= 0:
+                    raise WaitExpired(f"no leader was elected within {timeout_s:g} s: start a quorum of members")
+                self._changed.wait(min(rest_s, TICK_S))
+
+    @property
+    def current_term(self) -> int:
+        """The term of the election that this member knows of."""
+        return 0 if self._raft is None else self._raft.term
+
+    def tenure(self) -> Tenure:
+        """Return the journal for a store that is opened now, in this term."""
+        return Tenure(self, self._check().term)
+
+    def await_change(self, known: tuple[object, ...], timeout_s: float) -> tuple[object, ...]:
+        """Return the role of this member, as soon as it differs from `known`, or after `timeout_s`."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        with self._changed:
+            while (role := self.role()) == known and not self._closing:
+                rest_s = deadline_s - self._clock.monotonic_s()
+                if rest_s <= 0:
+                    break
+                self._changed.wait(min(rest_s, TICK_S))
+        return role
+
+    def role(self) -> tuple[object, ...]:
+        """Return whether this member leads, who does, and in which term; empty if nobody does."""
+        raft = self._raft
+        if raft is None or self._failure is not None:
+            return ()
+        leads = raft.is_leader
+        if not leads and raft.leader in {None, self._member}:
+            return ()  # nobody leads yet, or it does not know yet what is committed
+        return (leads, raft.leader, raft.term if leads else 0)
+
+    def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
+        """Wait until a record is committed here; return the last that is."""
+        return self._await(lambda: self.committed >= lsn, timeout_s, f"record {lsn} was not committed")
+
+    def _await(self, met: Callable[[], bool], timeout_s: float, what: str) -> Lsn:
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        with self._changed:
+            while not met():
+                self._check()
+                rest_s = deadline_s - self._clock.monotonic_s()
+                if rest_s <= 0:
+                    raise WaitExpired(f"{what} within {timeout_s:g} s")
+                self._changed.wait(min(rest_s, TICK_S))
+        return self.committed
+
+    def recover(self) -> None:
+        if self._closing:
+            raise Closed("this member is closed: open it again")
+        if self._failure is None:
+            return
+        self._thread.join(JOIN_S)
+        self._entries.recover()
+        self._failure = None
+        try:
+            self._start()
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _check(self) -> Raft:
+        if self._closing:
+            raise Closed("this member is closed: open it again")
+        if self._failure is not None:
+            raise Poisoned(f"member {self._member} failed before ({self._failure}): recover() or reopen it")
+        assert self._raft is not None
+        return self._raft
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        self._wake()
+        self._thread.join(JOIN_S)
+        self._log.close()
+        self._wakes.close()
+        self._waker.close()
+
+
+class Tenure:
+    """The journal of a member for as long as one store is open on it: one term, for a leader.
+
+    A write of an earlier term must not reach the log of a later one, in which another leader may have written: the
+    store is opened again for each.
+    """
+
+    durability: Literal["disk", "quorum"] = "quorum"
+
+    def __init__(self, replicated: Replicated, term: int) -> None:
+        self._replicated, self._term = replicated, term
+        self.records, self.term = replicated.records, replicated.term
+        self.segment_starts, self.roll, self.truncate = replicated.segment_starts, replicated.roll, replicated.truncate
+        self.await_committed, self.copy_to = replicated.await_committed, replicated.copy_to
+
+    @property
+    def incarnation(self) -> int:
+        return self._term
+
+    @property
+    def is_leader(self) -> bool:
+        return self._replicated.is_leader and self._replicated.current_term == self._term
+
+    @property
+    def first(self) -> Lsn:
+        return self._replicated.first
+
+    @property
+    def committed(self) -> Lsn:
+        return self._replicated.committed
+
+    def propose(self, bodies: Sequence[bytes]) -> Lsn:
+        if not bodies:
+            raise Invalid("a proposal needs at least one record")
+        check_bodies(bodies)
+        try:
+            return self._replicated._propose(bodies, self._term)
+        except (NotLeader, OutcomeUnknown, WaitExpired) as error:
+            raise Closed(f"this member does not lead any more ({error}): connect to the leader") from error
+
+    def barrier(self) -> Lsn:
+        return self._replicated.barrier()
+
+    def recover(self) -> None:
+        if not self.is_leader:
+            raise Closed("this member does not lead any more: connect to the leader")
+
+    def close(self) -> None:
+        """Nothing: the member goes on."""

@@ -1,0 +1,81 @@
+"""The small durable state of a member: its term, its vote, and the last entry before the first in its log.
+
+The file is replaced as a whole, by a rename, each time a term or a vote changes or the log's front is cut.
+
+Thread: the loop's, and truncation under the lock of `RaftLog`.
+Invariants: (1) what `save` returned from is durable. (2) `bases` has the entry before the log's first one, whichever
+segment that is after a crash within a cut.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+import msgspec
+
+from penstock.errors import CorruptionError, UnsupportedVersion
+from penstock.host.file_operations import publish
+from penstock.host.files import FileSystem
+
+MAGIC = b"PSRAFT\x00\x01"  # the last byte is the version
+_CHECKSUM = struct.Struct("<I")
+FILE_BYTES_MAX = 1 << 16
+
+
+class LogBase(msgspec.Struct, frozen=True, array_like=True):
+    """The entry before the first of a log: its index and term, and the LSN reached there."""
+
+    index: int = 0
+    term: int = 0
+    lsn: int = 0
+
+
+class RaftState(msgspec.Struct, frozen=True, array_like=True):
+    """What a member must not forget."""
+
+    term: int = 0
+    vote: str | None = None  # the member it voted for in that term
+    bases: tuple[LogBase, ...] = (LogBase(),)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(RaftState)
+
+
+class StateFile:
+    """The file of a member's state."""
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs, self._path = fs, path
+        self.state = self._load() if fs.exists(path) else RaftState()
+
+    def _load(self) -> RaftState:
+        file = self._fs.open(self._path)
+        try:
+            data = file.pread(FILE_BYTES_MAX, 0)
+        finally:
+            file.close()
+        head, body = data[: len(MAGIC)], data[len(MAGIC) + _CHECKSUM.size :]
+        if head[:-1] == MAGIC[:-1] and head != MAGIC:
+            raise UnsupportedVersion(f"{self._path} has version {head[-1]}, this Penstock reads {MAGIC[-1]}")
+        stored = data[len(MAGIC) : len(MAGIC) + _CHECKSUM.size]
+        if head != MAGIC or stored != _CHECKSUM.pack(google_crc32c.value(body)):
+            raise CorruptionError(self._path, 0, "the checksum of a member's term and vote does not match")
+        try:
+            return _decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(self._path, 0, f"a member's term and vote do not decode ({error})") from None
+
+    def save(self, state: RaftState) -> None:
+        """Replace the state, durably."""
+        body, temporary = _encode(state), f"{self._path}.new"
+        if self._fs.exists(temporary):
+            self._fs.unlink(temporary)
+        file = self._fs.create(temporary)
+        try:
+            file.pwrite(MAGIC + _CHECKSUM.pack(google_crc32c.value(body)) + body, 0)
+            publish(self._fs, file, self._path)
+        finally:
+            file.close()
+        self.state = state

@@ -1,0 +1,310 @@
+"""The way to the other members: one TCP connection with mutual TLS for each pair, in the loop's thread.
+
+Of two members, the one whose name sorts later connects. The certificate of a peer must be signed by the cluster's
+authority and name the member that it says it is (`penstock-member:NAME`, a URI among its alternative names). A frame is
+its length (u32, big-endian) and a message; the first frame is a `Greeting`.
+
+Thread: the loop's; every socket is non-blocking.
+Invariants: (1) a message is taken from a peer only after its certificate was checked against its name. (2) what waits
+to be sent is bounded: a peer that reads too slowly is disconnected and starts again where it is. (3) a connection that
+has not greeted after GREETING_S, or is one of too many, is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import msgspec
+from pysyncobj.poller import POLL_EVENT_TYPE
+
+from penstock.errors import Invalid
+from penstock.host.clock import Clock
+from penstock.replica.messages import MESSAGE_BYTES_MAX, Message, pack, unpack
+from penstock.replica.raft import Raft
+
+logger = logging.getLogger(__name__)
+
+IDENTITY = "penstock-member:"
+GREETING_S = 5.0
+RETRY_S = 0.2
+STRANGERS_MAX = 16  # accepted connections that have not greeted yet
+ROOM_BYTES = 4 << 20  # entries are sent while less than this waits
+WAITING_BYTES_MAX = MESSAGE_BYTES_MAX + ROOM_BYTES * 2
+GREETING_BYTES_MAX = 4_096
+_LENGTH = struct.Struct(">I")
+_READ, _WRITE, _ERROR = POLL_EVENT_TYPE.READ, POLL_EVENT_TYPE.WRITE, POLL_EVENT_TYPE.ERROR
+
+
+class Greeting(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The first frame: which cluster, and who."""
+
+    cluster: bytes
+    member: str
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_greeting = msgspec.msgpack.Decoder(Greeting)
+
+
+class _Connection:
+    """One connection, from the TCP handshake to its end."""
+
+    def __init__(self, link: TcpLink, sock: socket.socket, *, to: str | None, began_s: float) -> None:
+        self._link, self.to, self.began_s = link, to, began_s
+        self._plain = sock
+        self._tls: ssl.SSLSocket | None = None  # since TCP is connected
+        self._descriptor = sock.fileno()
+        self.member: str | None = None  # set by its greeting
+        self._shaken = False
+        self._sending: list[memoryview] = []
+        self.waiting_bytes = 0
+        self._received = bytearray()
+        self.send(_encode(Greeting(link.cluster, link.member)))
+        self._subscribe(_READ | _WRITE | _ERROR)
+
+    def _subscribe(self, mask: int) -> None:
+        self._link.poller.subscribe(self._descriptor, self._ready, mask)
+
+    def send(self, data: bytes) -> None:
+        """Queue a frame; it is sent as the peer reads."""
+        self._sending += (memoryview(_LENGTH.pack(len(data))), memoryview(data))
+        self.waiting_bytes += _LENGTH.size + len(data)
+        if self.waiting_bytes > WAITING_BYTES_MAX:
+            self._link.drop(self, "it reads too slowly")
+        elif self._shaken:
+            self._work(self._write)
+
+    def _ready(self, descriptor: int, event: int) -> None:
+        if self._descriptor < 0 or (not self._shaken and not self._work(self._shake)):
+            return
+        if self._work(self._read):
+            self._work(self._write)
+
+    def _work(self, act: Callable[[], None]) -> bool:
+        """Do one step; return whether it went through. A failure ends the connection."""
+        try:
+            act()
+        except ssl.SSLWantReadError:
+            if not self._shaken:
+                self._subscribe(_READ | _ERROR)
+            return self._shaken
+        except ssl.SSLWantWriteError:
+            self._subscribe(_READ | _WRITE | _ERROR)
+            return self._shaken
+        except (OSError, Invalid) as error:
+            self._link.drop(self, str(error))
+            return False
+        return True
+
+    def _shake(self) -> None:
+        if self._tls is None:
+            if error := self._plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(error, "it cannot be reached")
+            context = self._link.server_context if self.to is None else self._link.client_context
+            self._tls = context.wrap_socket(self._plain, server_side=self.to is None, do_handshake_on_connect=False)
+        self._tls.do_handshake()
+        self._shaken = True
+
+    def _write(self) -> None:
+        assert self._tls is not None
+        while self._sending and self._descriptor >= 0:
+            sent = self._tls.send(self._sending[0])
+            self.waiting_bytes -= sent
+            rest = self._sending[0][sent:]
+            if rest:
+                self._sending[0] = rest
+            else:
+                del self._sending[0]
+        if self._descriptor >= 0:
+            self._subscribe(_READ | _ERROR)
+
+    def _read(self) -> None:
+        assert self._tls is not None
+        while self._descriptor >= 0:
+            data = self._tls.recv(1 << 18)
+            if not data:
+                raise OSError(errno.ECONNRESET, "it closed the connection")
+            self._received += data
+            self._take_frames()
+
+    def _take_frames(self) -> None:
+        at, limit = 0, GREETING_BYTES_MAX if self.member is None else MESSAGE_BYTES_MAX
+        while len(self._received) - at >= _LENGTH.size and self._descriptor >= 0:
+            (size,) = _LENGTH.unpack_from(self._received, at)
+            if size > limit:
+                raise Invalid(f"it sent a frame of {size} bytes: at most {limit} are allowed")
+            if len(self._received) - at - _LENGTH.size < size:
+                break
+            frame = bytes(self._received[at + _LENGTH.size : at + _LENGTH.size + size])
+            at += _LENGTH.size + size
+            if self.member is None:
+                self._greet(frame)
+                limit = MESSAGE_BYTES_MAX
+            else:
+                self._link.receive(self.member, unpack(frame))
+        del self._received[:at]
+
+    def _greet(self, frame: bytes) -> None:
+        try:
+            greeting = _greeting.decode(frame)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise Invalid("its greeting does not decode") from None
+        assert self._tls is not None
+        names = certified_members(self._tls.getpeercert() or {})
+        if greeting.member not in names:
+            raise Invalid(f"it says it is {greeting.member!r}, but its certificate names {names or 'no member'}")
+        if greeting.cluster != self._link.cluster:
+            raise Invalid(f"member {greeting.member} is of another cluster")
+        if self.to not in (None, greeting.member):
+            raise Invalid(f"{self.to} was called, and {greeting.member} answered")
+        self.member = greeting.member
+        self._link.greeted(self)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self._link.poller.unsubscribe(self._descriptor)
+            self._descriptor = -1
+            with suppress(OSError):
+                (self._tls or self._plain).close()
+
+
+class TcpLink:
+    """Connections to all other members, by name."""
+
+    def __init__(
+        self,
+        member: str,
+        addresses: Mapping[str, tuple[str, int]],
+        *,
+        cluster: bytes,
+        server_context: ssl.SSLContext,
+        client_context: ssl.SSLContext,
+        clock: Clock,
+    ) -> None:
+        for context in (server_context, client_context):
+            if context.verify_mode != ssl.CERT_REQUIRED:
+                raise Invalid("members check each other's certificates: set verify_mode to CERT_REQUIRED")
+        self.member, self.cluster = member, cluster
+        self.server_context, self.client_context = server_context, client_context
+        self._addresses, self._clock = dict(addresses), clock
+        self._raft: Raft | None = None
+        self._listener: socket.socket | None = None
+        self._connections: dict[str, _Connection] = {}  # greeted, by member
+        self._others: list[_Connection] = []  # not greeted yet
+        self._tried_s: dict[str, float] = {}
+
+    # -- MemberLink
+
+    def attach(self, raft: Raft) -> None:
+        self._raft, self.poller = raft, raft.poller
+        host, port = self._addresses[self.member]
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=32)
+        self._listener.setblocking(False)
+        self.poller.subscribe(self._listener.fileno(), self._accept, _READ | _ERROR)
+        raft.addOnTickCallback(self._maintain)
+
+    def detach(self) -> None:
+        for connection in [*self._connections.values(), *self._others]:
+            connection.close()
+        self._connections, self._others = {}, []
+        if self._listener is not None:
+            self.poller.unsubscribe(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+
+    def send(self, member: str, message: Message) -> None:
+        connection = self._connections.get(member)
+        if connection is not None:
+            connection.send(pack(message))
+
+    def has_room(self, member: str) -> bool:
+        connection = self._connections.get(member)
+        return connection is not None and connection.waiting_bytes < ROOM_BYTES
+
+    # -- connections
+
+    def _maintain(self) -> None:
+        """Connect to members that are away, and close strangers that do not greet."""
+        now_s = self._clock.monotonic_s()
+        for connection in list(self._others):
+            if now_s - connection.began_s > GREETING_S:
+                self.drop(connection, "it did not greet in time")
+        calling = {connection.to for connection in self._others}
+        for name, (host, port) in self._addresses.items():
+            away = name < self.member and name not in self._connections and name not in calling
+            if away and now_s - self._tried_s.get(name, -1e9) >= RETRY_S:
+                self._tried_s[name] = now_s
+                self._call(name, host, port)
+
+    def _call(self, name: str, host: str, port: int) -> None:
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        sock.setblocking(False)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = sock.connect_ex((host, port))
+            if code not in (0, errno.EINPROGRESS):
+                raise OSError(code, "it cannot be reached")
+            self._others.append(_Connection(self, sock, to=name, began_s=self._clock.monotonic_s()))
+        except OSError as error:
+            sock.close()
+            logger.debug("member %s: %s", name, error)
+
+    def _accept(self, descriptor: int, event: int) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        strangers = [connection for connection in self._others if connection.to is None]
+        if len(strangers) >= STRANGERS_MAX:
+            self.drop(strangers[0], "too many connections have not greeted")
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._others.append(_Connection(self, sock, to=None, began_s=self._clock.monotonic_s()))
+        except OSError:
+            sock.close()
+
+    def greeted(self, connection: _Connection) -> None:
+        assert connection.member is not None
+        if connection.member not in self._addresses or connection.member == self.member:
+            raise Invalid(f"{connection.member} is not a member of this cluster")
+        if connection.to is None and connection.member < self.member:
+            raise Invalid(f"{connection.member} waits to be called, it does not call")
+        with suppress(ValueError):
+            self._others.remove(connection)
+        before = self._connections.get(connection.member)
+        if before is not None:
+            self.drop(before, "it connected again")
+        self._connections[connection.member] = connection
+        if self._raft is not None:
+            self._raft.connect(connection.member)
+
+    def receive(self, member: str, message: Message) -> None:
+        if self._raft is not None:
+            self._raft.receive(member, message)
+
+    def drop(self, connection: _Connection, why: str) -> None:
+        """Close a connection; a member of its own is called again."""
+        connection.close()
+        name = connection.member or connection.to
+        logger.debug("the connection with %s ends: %s", name or "a stranger", why)
+        with suppress(ValueError):
+            self._others.remove(connection)
+        if connection.member is not None and self._connections.get(connection.member) is connection:
+            del self._connections[connection.member]
+            if self._raft is not None:
+                self._raft.disconnect(connection.member)
+
+
+def certified_members(certificate: object) -> list[str]:
+    """Return the members that a certificate names."""
+    names = certificate.get("subjectAltName", ()) if isinstance(certificate, dict) else ()
+    return [value[len(IDENTITY) :] for kind, value in names if kind == "URI" and value.startswith(IDENTITY)]

@@ -1,0 +1,75 @@
+"""`penstock.restore` and `penstock.check_backup`: backups, without the store that they were made of.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.arguments import whole
+from penstock.host import threads
+from penstock.host.file_errors import translate_os_errors
+from penstock.host.os_files import OsFileSystem
+from penstock.host.randomness import system_random
+from penstock.protocol.folder import store_folder
+from penstock.store.backup_folder import NUMBER_MAX, CopyProgress, check_progress
+from penstock.store.restore import FileDamage, RestoreReport, examine_backup, restore_backup
+
+
+def restore(
+    source: str | Path,
+    path: str | Path,
+    *,
+    number: int | None = None,
+    progress: Callable[[CopyProgress], object] | None = None,
+) -> RestoreReport:
+    """Copy a backup from the folder `source` to a new store in `path`, which must not exist or be empty.
+
+    By default the newest backup; `number` names another. Every checksum is compared: `CorruptionError` names a file
+    that is damaged, and nothing appears at `path`. The store gets a UUID of its own.
+
+    >>> report = store.backup("backups")
+    >>> report = penstock.restore("backups", "copy")
+    >>> with penstock.open("copy") as copy:
+    ...     copy.kv("users")[b"ada"]
+    b'1815'
+    """
+    source, path = store_folder(source), store_folder(path)
+    number = None if number is None else whole(number, "number", 1, NUMBER_MAX)
+    progress, cancelled = check_progress(progress), list[bool]()
+    with translate_os_errors():
+        return threads.run_uninterrupted(
+            lambda: restore_backup(
+                OsFileSystem(),
+                source,
+                path,
+                random=system_random(),
+                number=number,
+                progress=progress,
+                stop=lambda: bool(cancelled),
+            ),
+            cancel=lambda: cancelled.append(True),
+        )
+
+
+def check_backup(
+    source: str | Path, *, number: int | None = None, progress: Callable[[CopyProgress], object] | None = None
+) -> list[FileDamage]:
+    """Read a backup in the folder `source`, by default the newest; return its damaged and missing files.
+
+    >>> report = store.backup("backups")
+    >>> penstock.check_backup("backups")
+    []
+    """
+    source = store_folder(source)
+    number = None if number is None else whole(number, "number", 1, NUMBER_MAX)
+    progress, cancelled = check_progress(progress), list[bool]()
+    with translate_os_errors():
+        return threads.run_uninterrupted(
+            lambda: examine_backup(
+                OsFileSystem(), source, number=number, progress=progress, stop=lambda: bool(cancelled)
+            ),
+            cancel=lambda: cancelled.append(True),
+        )

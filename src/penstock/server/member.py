@@ -1,0 +1,210 @@
+"""A member of a cluster: its journal runs on; a store is opened on it for each role it gets.
+
+As a leader the store takes writes, and its journal is what a quorum has. As a follower it applies what the leader
+writes, and serves reads. When the role changes, the store is closed and opened again: what a leader had not committed
+is not known to be there, so nothing of it may stay in memory.
+
+Thread: one watches the role, opens and closes the store; `store` and `close` from any.
+Invariants: (1) the folder has one member process. (2) a store that takes writes belongs to one term.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.errors import Closed, Invalid, PenstockError, WaitExpired
+from penstock.host import threads
+from penstock.host.clock import SystemClock
+from penstock.host.file_operations import make_dirs
+from penstock.host.os_files import OsFileSystem
+from penstock.host.randomness import system_random
+from penstock.log import Log
+from penstock.replica.certificates import contexts
+from penstock.replica.raft import RaftTimes
+from penstock.replica.replicated import Replicated
+from penstock.replica.state import StateFile
+from penstock.replica.tcp_link import TcpLink
+from penstock.server.service import Service
+from penstock.server.tcp import serve_tcp
+from penstock.store.following import RAFT_FILE
+from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, read_uuid, write_identity
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store, open_store
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 0.5
+OPEN_S = 30.0
+
+
+class Member:
+    """One member of a cluster."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        name: str,
+        addresses: Mapping[str, tuple[str, int]],
+        *,
+        cluster: bytes,
+        certificates: Path,
+        settings: StoreSettings | None = None,
+        times: RaftTimes | None = None,
+        serve: tuple[str, int] | None = None,
+        tokens: Path | None = None,
+    ) -> None:
+        """`serve` is where clients connect over TCP, with `tokens` for their rights."""
+        if name not in addresses:
+            raise Invalid(f"{name} is not among the members {sorted(addresses)}")
+        if len(cluster) != IDENTITY_BYTES:
+            raise Invalid(f"a cluster is identified by {IDENTITY_BYTES} bytes, the same for every member")
+        self.path, self.name = str(path).rstrip("/"), name
+        self._serve, self._tokens, self._certificates = serve, tokens, certificates
+        self._settings = settings or StoreSettings()
+        self._fs, self._clock, self._random = OsFileSystem(), SystemClock(), system_random()
+        self._changed = threads.condition("server.member")
+        self._store: Store | None = None  # guarded by _changed
+        self._role: tuple[object, ...] = ()  # guarded by _changed: of that store
+        self._closing = threading.Event()
+        make_dirs(self._fs, self.path)
+        self._lock = self._fs.lock(f"{self.path}/MEMBER")
+        try:
+            self._journal = self._open_journal(addresses, cluster, certificates, times)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._thread = threads.spawn(self._watch, name=f"penstock-member-{name}")
+
+    def _open_journal(
+        self,
+        addresses: Mapping[str, tuple[str, int]],
+        cluster: bytes,
+        certificates: Path,
+        times: RaftTimes | None,
+    ) -> Replicated:
+        found = read_uuid(self._fs, self.path)
+        if found is None:
+            write_identity(self._fs, self.path, StoreIdentity(cluster, cluster))
+        elif found != cluster:
+            raise Invalid(f"{self.path} has a store of another cluster: give an empty folder")
+        raft = f"{self.path}/{RAFT_FILE}"
+        if not self._fs.exists(raft):  # a new member: the files of a store first, then it is a member for good
+            open_store(self.path, settings=replace(self._settings, background=False, serve=False)).close()
+            state = StateFile(self._fs, raft)
+            state.save(state.state)
+        server, client = contexts(certificates, self.name)
+        link = TcpLink(
+            self.name,
+            addresses,
+            cluster=cluster,
+            server_context=server,
+            client_context=client,
+            clock=self._clock,
+        )
+        log = Log.open(
+            self._fs,
+            f"{self.path}/journal",
+            random=self._random,
+            settings=self._settings.journal,
+            identity=cluster,
+        )
+        try:
+            return Replicated(
+                log,
+                StateFile(self._fs, raft),
+                member=self.name,
+                others=[each for each in addresses if each != self.name],
+                link=link,
+                clock=self._clock,
+                random=self._random,
+                times=times,
+            )
+        except BaseException:
+            log.close()
+            raise
+
+    # -- roles
+
+    def _watch(self) -> None:
+        role: tuple[object, ...] = ()
+        while not self._closing.is_set():
+            found = self._journal.await_change(role, WATCH_S)
+            try:
+                if found != role or (self._store is not None and self._store.is_failed):
+                    self._end_store()
+                    role = found
+                    if found:
+                        self._begin_store(found)
+            except PenstockError as error:
+                logger.warning("member %s cannot open its store now: %s", self.name, error)
+                role = ()
+                self._closing.wait(WATCH_S)
+        self._end_store()
+
+    def _begin_store(self, role: tuple[object, ...]) -> None:
+        store = open_store(self.path, settings=self._settings, fs=self._fs, consensus=self._journal.tenure())
+        try:
+            if self._settings.serve and self._settings.background:
+                Service(store, random=self._random)
+                if self._serve is not None and self._tokens is not None:
+                    certificate, key = (self._certificates / f"{self.name}.{end}" for end in ("pem", "key"))
+                    serve_tcp(store, *self._serve, certificate=certificate, key=key, tokens=self._tokens)
+        except BaseException:
+            store.close()
+            raise
+        with self._changed:
+            self._store, self._role = store, role
+            self._changed.notify_all()
+        logger.info("member %s %s in term %d", self.name, "leads" if role[0] else "follows", self._journal.current_term)
+
+    def _end_store(self) -> None:
+        with self._changed:
+            store, self._store, self._role = self._store, None, ()
+        if store is not None:
+            try:
+                store.close()
+            except PenstockError as error:
+                logger.info("member %s: %s", self.name, error)
+
+    # -- use
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether the store of this member takes writes now."""
+        with self._changed:
+            return self._store is not None and bool(self._role and self._role[0]) and self._journal.is_leader
+
+    @property
+    def leader(self) -> str | None:
+        """The name of the member that leads, if one is known."""
+        return self._journal.leader
+
+    @property
+    def committed(self) -> int:
+        """The LSN of the last record that this member knows to be on a quorum."""
+        return self._journal.committed
+
+    def store(self, timeout_s: float = OPEN_S) -> Store:
+        """Return the store of the present role; it is closed when the role changes."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        with self._changed:
+            while self._store is None:
+                if self._closing.is_set():
+                    raise Closed(f"member {self.name} is closed: start it again")
+                rest_s = deadline_s - self._clock.monotonic_s()
+                if rest_s <= 0:
+                    raise WaitExpired(f"member {self.name} has no leader to follow: start a quorum of members")
+                self._changed.wait(min(rest_s, WATCH_S))
+            return self._store
+
+    def close(self) -> None:
+        """End the store and the journal; a second call does nothing."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._thread.join(OPEN_S)
+            self._journal.close()
+            self._lock.release()

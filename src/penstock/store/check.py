@@ -1,0 +1,242 @@
+"""A check of a whole store while it is open: every rule of the manifest, every byte of every file, every stray file.
+
+Files come and go meanwhile. One that is missing, or listed nowhere, counts only if that is still so when it is looked
+at again.
+
+Thread: any. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import msgspec
+
+from penstock.errors import Closed, CorruptionError, NotFound, PenstockError, Restore
+from penstock.host.file_operations import walk
+from penstock.kinds import FileKeeping, partitions_of
+from penstock.log.damage import damaged_segments
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.sstable import Sstable
+from penstock.manifest.invariants import check_all
+from penstock.manifest.keys import ChunkKey
+from penstock.manifest.records import ChunkEntryRecord
+from penstock.manifest.tables import CHUNKS
+from penstock.partition.aside import FOLDER as ASIDE
+from penstock.partition.aside import Trouble
+from penstock.partition.reference import files_of
+from penstock.partition.roster import describe
+from penstock.registry import kind_named
+from penstock.store.backup import WAIT_S, BackupSource, snapshot_folders
+from penstock.store.backup_folder import CopyProgress, Progress
+from penstock.store.dropped import SPILL
+from penstock.store.restore import FileDamage
+
+_ATTEMPTS = 10  # to read a journal whose beginning is dropped meanwhile
+_ROOT_FILES = frozenset({"LOCK", "OPENING", "RESERVE", "STORE", "TIME"})
+_ROOT_FOLDERS = frozenset({"aside", "journal", "run", "tables"})
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check of the whole store found.
+
+    >>> report = store.check()
+    >>> report.ok, report.damage, report.troubles
+    (True, [], [])
+    """
+
+    troubles: list[Trouble]  # acknowledged writes that cannot be read
+    damage: list[FileDamage]  # files that are not as they were written, and rules that are broken
+    orphans: list[str]  # files that nothing names, relative to the store: they only cost space
+    files: int  # that were read
+    bytes: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was acknowledged can be read. Orphans harm nothing."""
+        return not self.troubles and not self.damage
+
+
+class StoreCheck:
+    """One check that is being made."""
+
+    def __init__(
+        self,
+        source: BackupSource,
+        maintenance: Maintenance,
+        *,
+        progress: Progress | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._source = source
+        self._maintenance = maintenance
+        self._progress = progress
+        self._stop = stop
+        self._damage: dict[tuple[str, str], FileDamage] = {}
+        self._done = CopyProgress(files=0, files_total=0, bytes=0, bytes_total=0)
+
+    def run(self, troubles: Callable[[], list[Trouble]]) -> CheckReport:
+        """Check everything."""
+        source = self._source
+        seen = list(walk(source.fs, source.root))  # first: what is named later is not missed
+        rows = source.manifest.read(lambda view: list(CHUNKS.scan(view)))
+        files = [(key, row) for key, row in rows if not row.staged]
+        self._done = replace(self._done, files_total=len(files), bytes_total=sum(row.size_bytes for _, row in files))
+        for broken in source.manifest.read(lambda view: list(check_all(view))):
+            self._add(source.manifest.path, broken)
+        for key, row in files:
+            self._check_sstable(key, row)
+        own = set(self._check_own_files())
+        self._check_snapshots()
+        self._check_logs()
+        orphans = self._orphans(seen, own)
+        return CheckReport(
+            troubles=troubles(),
+            damage=list(self._damage.values()),
+            orphans=orphans,
+            files=self._done.files,
+            bytes=self._done.bytes,
+        )
+
+    # -- sstables
+
+    def _check_sstable(self, key: ChunkKey, row: ChunkEntryRecord) -> None:
+        path = f"{self._source.root}/{row.file_name}"
+        damage: list[tuple[str, str]] = []
+        try:
+            table = Sstable.open(path, fs=self._source.fs)
+            try:
+                damage = [(error.path, _reason(error)) for error in table.damaged_pages()]
+                if (table.summary.store, table.summary.chunk_id) != (self._source.identity, key.chunk_id):
+                    damage.append((path, f"this is not the file that the manifest lists as chunk {key.chunk_id}"))
+            finally:
+                table.close()
+        except FileNotFoundError as error:
+            damage = [(error.filename or path, "the manifest lists this file, and it is missing")]
+        except CorruptionError as error:
+            damage = [(error.path, _reason(error))]
+        except Restore as error:
+            damage = [(path, str(error))]
+        if damage and self._source.manifest.get_chunk(key) == row:  # else it was replaced and removed meanwhile
+            for where, reason in damage:
+                self._add(where, reason)
+        self._count(row.size_bytes)
+
+    # -- files of kinds
+
+    def _check_own_files(self) -> Iterator[str]:
+        """Check the files that kinds keep beside the manifest, and yield their paths."""
+        port = self._source.port
+        for info in port.tables():
+            kind = kind_named(info.kind, info.name)
+            if not isinstance(kind, FileKeeping):
+                continue
+            for partition in partitions_of(info):
+                try:
+                    machine = port.machine(partition)
+                    for where, reason in kind.damaged_files(machine):
+                        self._add(where, reason)
+                    for file in kind.own_files(machine):
+                        yield file.path
+                        self._count(file.size, more=True)
+                except PenstockError as error:
+                    if port.table_by_id(info.table_id) is not None and not isinstance(error, Closed):
+                        self._add(f"{self._source.root}/tables/{info.table_id}", str(error))
+
+    def _check_snapshots(self) -> None:
+        for info in self._source.port.tables():
+            for shard in range(info.shards):
+                for error in self._source.snapshots.damaged(describe(info, shard)):
+                    self._add(error.path, _reason(error))
+                self._go_on()
+
+    # -- logs
+
+    def _check_logs(self) -> None:
+        source = self._source
+        with source.checkpoint.held_off(WAIT_S):  # a spill is appended to by a checkpoint alone
+            for folder in self._spill_folders():
+                self._check_log(folder)
+        with source.aside.unchanged:
+            if source.fs.exists(f"{source.root}/{ASIDE}"):
+                self._check_log(ASIDE)
+        for _ in range(_ATTEMPTS):
+            try:
+                for _ in source.consensus.records(source.consensus.first):
+                    self._go_on()
+                break
+            except NotFound:  # its beginning was dropped meanwhile
+                continue
+            except CorruptionError as error:
+                self._add(error.path, _reason(error))
+                break
+
+    def _check_log(self, folder: str) -> None:
+        for error in damaged_segments(self._source.fs, f"{self._source.root}/{folder}", self._source.identity):
+            self._add(error.path, _reason(error))
+
+    def _spill_folders(self) -> Iterable[str]:
+        fs, root = self._source.fs, self._source.root
+        for info in self._source.port.tables():
+            for shard in range(info.shards):
+                if fs.exists(f"{root}/tables/{info.table_id}/{shard}{SPILL}"):
+                    yield f"tables/{info.table_id}/{shard}{SPILL}"
+
+    # -- orphans
+
+    def _orphans(self, seen: list[str], own: set[str]) -> list[str]:
+        """Return the files that existed when the check began, still do, and are named by nothing."""
+        source = self._source
+        in_use = {chunk_id for tree, _ in self._maintenance.trees() for chunk_id in tree.use.ids()}
+        rows = source.manifest.read(lambda view: [row for _, row in CHUNKS.scan(view)])
+        listed = {name for row in rows for name in files_of(row.file_name)}
+        kept = source.manifest.read(snapshot_folders)
+        folders, waiting = [f"{folder}/" for folder in (*self._spill_folders(), *kept)], source.dropped.folders()
+        return [
+            path
+            for path in seen
+            if path not in listed
+            and path not in own
+            and not path.startswith((*folders, *waiting))
+            and not _is_known(path, in_use)
+            and source.fs.exists(f"{source.root}/{path}")
+        ]
+
+    # -- counting
+
+    def _add(self, path: str, reason: str) -> None:
+        self._damage.setdefault((path, reason), FileDamage(path, reason))
+
+    def _count(self, size: int, *, more: bool = False) -> None:
+        """Count a file; `more`: it is not in the totals yet."""
+        done = self._done
+        self._done = CopyProgress(
+            files=done.files + 1,
+            files_total=done.files_total + more,
+            bytes=done.bytes + size,
+            bytes_total=done.bytes_total + size * more,
+        )
+        if self._progress is not None:
+            self._progress(self._done)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._stop():
+            raise Closed("the check was interrupted, or the store was closed: begin it again")
+
+
+def _reason(error: CorruptionError) -> str:
+    return f"byte {error.offset}: {error.reason}"
+
+
+def _is_known(path: str, in_use: set[int]) -> bool:
+    """Whether a file that no row names belongs to the store all the same."""
+    first, _, rest = path.partition("/")
+    if first != "tables":
+        return (first in _ROOT_FOLDERS) if rest else first in _ROOT_FILES or first.startswith("manifest")
+    name = path.rpartition("/")[2]
+    if name.startswith("manifest."):  # of a queue
+        return True
+    number = name.partition(".")[0]
+    return number.isdecimal() and len(number) == 20 and int(number) in in_use

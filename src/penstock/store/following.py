@@ -1,0 +1,63 @@
+"""A store that follows: one thread dispatches the leader's records as they are committed.
+
+Thread: `Follower` has one of its own; `close` ends it.
+Invariant: records are dispatched in LSN order, each once, and only after they are committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.errors import Closed, Poisoned, WaitExpired
+from penstock.host import threads
+from penstock.journal.consensus import Consensus
+from penstock.journal.record import Lsn
+
+logger = logging.getLogger(__name__)
+
+RAFT_FILE = "raft"  # a member's term and vote: a folder with it is opened as a member only
+AWAIT_S = 0.5
+JOIN_S = 30.0
+
+
+class MemberJournal(Consensus, Protocol):
+    """The journal of a member of a cluster, which goes on when the store is closed."""
+
+    def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
+        """Wait until a record is committed here."""
+
+
+class Follower:
+    """Dispatches what the leader writes."""
+
+    def __init__(self, tenure: MemberJournal, dispatch: Callable[[int, bytes], None], dispatched: int) -> None:
+        self._tenure, self._dispatch = tenure, dispatch
+        self._next = dispatched + 1
+        self._stop = threading.Event()
+        self.failure: BaseException | None = None
+        self._thread = threads.spawn(self._run, name="penstock-follower")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._tenure.await_committed(self._next, AWAIT_S)
+                for lsn, body in self._tenure.records(self._next):
+                    self._dispatch(lsn, body)
+                    self._next = lsn + 1
+                    if self._stop.is_set():
+                        return
+            except WaitExpired:
+                continue
+            except (Closed, Poisoned):
+                return  # the member stops
+            except Exception as error:
+                self.failure = error
+                logger.exception("this member cannot apply record %d: it does not follow any more", self._next)
+                return
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(JOIN_S)

@@ -1,0 +1,240 @@
+"""Three members with threads and TCP on loopback: elections, writes, failures, and peers that are not members."""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import NotLeader, PenstockError, RetryLater
+from penstock.host.clock import SystemClock
+from penstock.host.os_files import OsFileSystem
+from penstock.log import Log, LogSettings
+from penstock.replica.certificates import contexts, make_certificates
+from penstock.replica.messages import Vote, pack
+from penstock.replica.raft import RaftTimes
+from penstock.replica.replicated import Replicated
+from penstock.replica.state import StateFile
+from penstock.replica.tcp_link import Greeting, TcpLink, _encode
+
+NAMES = ("a", "b", "c")
+TIMES = RaftTimes(heartbeat_s=0.05, election_s=0.4)
+
+
+class Cluster:
+    """Members in one process, each with a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        make_certificates(folder / "certificates", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
+        self.addresses = {name: ("127.0.0.1", _free_port()) for name in NAMES}
+        self.members: dict[str, Replicated] = {}
+        for name in NAMES:
+            self.start(name)
+
+    def start(self, name: str) -> Replicated:
+        fs, folder = OsFileSystem(), self.folder / name
+        folder.mkdir(exist_ok=True)
+        server, client = contexts(self.folder / "certificates", name)
+        link = TcpLink(
+            name, self.addresses, cluster=b"one", server_context=server, client_context=client, clock=SystemClock()
+        )
+        self.members[name] = member = Replicated(
+            Log.open(fs, str(folder / "journal"), random=random.Random(), settings=LogSettings()),
+            StateFile(fs, str(folder / "raft")),
+            member=name,
+            others=[other for other in NAMES if other != name],
+            link=link,
+            clock=SystemClock(),
+            random=random.Random(),
+            times=TIMES,
+        )
+        return member
+
+    def stop(self, name: str) -> None:
+        self.members.pop(name).close()
+
+    def leader(self) -> Replicated:
+        """Wait for a leader."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            for member in self.members.values():
+                if member.is_leader:
+                    return member
+            time.sleep(0.01)
+        raise AssertionError("no leader was elected")
+
+    def write(self, body: bytes) -> int:
+        """Write a record to whoever leads, until it is acknowledged."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                return self.leader().propose([body])
+            except RetryLater:
+                if time.monotonic() > deadline:
+                    raise
+
+    def records(self, name: str, upto: int) -> list[bytes]:
+        self.members[name].await_committed(upto, 20)
+        return [body for _, body in self.members[name].records(1)][:upto]
+
+    def close(self) -> None:
+        for name in list(self.members):
+            self.stop(name)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+def test_every_member_gets_what_was_acknowledged(cluster: Cluster) -> None:
+    bodies = [b"%d" % number for number in range(100)]
+    leader = cluster.leader()
+    lsns = [leader.propose([body]) for body in bodies]
+    assert lsns == list(range(1, 101))
+    assert leader.propose([b"x" * (3 << 20), b"y"]) == 102
+    for name in NAMES:
+        assert cluster.records(name, 102) == [*bodies, b"x" * (3 << 20), b"y"]
+
+
+def test_a_follower_refuses_writes_and_names_the_leader(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    name = next(name for name in NAMES if cluster.members[name] is not leader)
+    cluster.members[name].await_leader(10)
+    with pytest.raises(NotLeader) as caught:
+        cluster.members[name].propose([b"x"])
+    assert cluster.members[caught.value.leader or ""] is leader
+
+
+def test_writes_go_on_when_a_member_stops_and_comes_back(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    follower = next(name for name in NAMES if cluster.members[name] is not leader)
+    first = leader.propose([b"first"])
+    cluster.stop(follower)
+    for number in range(20):
+        leader.propose([b"%d" % number])
+    last = leader.propose([b"last"])
+    assert last == first + 21
+    cluster.start(follower)
+    assert cluster.records(follower, last)[-1] == b"last"
+
+
+def test_another_leader_is_elected(cluster: Cluster) -> None:
+    written = [b"first"]
+    cluster.write(b"first")
+    for number in range(3):
+        leader = cluster.leader()
+        name = next(name for name in NAMES if cluster.members[name] is leader)
+        cluster.stop(name)
+        written.append(b"after %d" % number)
+        last = cluster.write(written[-1])
+        cluster.start(name)
+    for name in NAMES:
+        found = cluster.records(name, last)
+        assert [body for body in found if body in written] == written
+
+
+def test_without_a_quorum_nothing_is_acknowledged(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.replica.replicated.COMMIT_S", 1.5)
+    leader = cluster.leader()
+    for name in NAMES:
+        if cluster.members.get(name) is not leader:
+            cluster.stop(name)
+    before = leader.committed
+    with pytest.raises(RetryLater):
+        leader.propose([b"lost or not"])
+    assert leader.committed == before
+
+
+def _connect(cluster: Cluster, name: str, certificate: str, folder: Path) -> ssl.SSLSocket:
+    tls = contexts(folder, certificate)[1].wrap_socket(socket.socket())
+    try:
+        tls.settimeout(5)
+        tls.connect(cluster.addresses[name])
+    except BaseException:
+        tls.close()
+        raise
+    return tls
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    sock.settimeout(10)
+    with suppress(ConnectionError, ssl.SSLError):
+        while sock.recv(4096):
+            pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff" + bytes(100),
+        struct.pack(">I", 6) + b"\x80\x04\x95abc",
+        struct.pack(">I", 4) + b"junk",
+        struct.pack(">I", len(_encode(Greeting(b"other", "c")))) + _encode(Greeting(b"other", "c")),
+        struct.pack(">I", len(_encode(Greeting(b"one", "b")))) + _encode(Greeting(b"one", "b")),
+    ],
+    ids=["huge", "pickle", "junk", "another cluster", "another member"],
+)
+def test_a_peer_that_is_not_who_it_should_be_is_refused(cluster: Cluster, data: bytes) -> None:
+    cluster.write(b"before")
+    with _connect(cluster, "a", "c", cluster.folder / "certificates") as sock:
+        sock.sendall(data)
+        assert _is_closed(sock)
+    cluster.write(b"after")
+
+
+def test_a_member_that_sends_nonsense_is_disconnected(cluster: Cluster) -> None:
+    cluster.write(b"before")
+    with _connect(cluster, "a", "c", cluster.folder / "certificates") as sock:
+        for frame in (_encode(Greeting(b"one", "c")), b"\x80\x04\x95nonsense"):
+            sock.sendall(struct.pack(">I", len(frame)) + frame)
+        assert _is_closed(sock)
+    cluster.write(b"after")
+
+
+def test_a_certificate_of_another_authority_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write(b"before")
+    make_certificates(tmp_path / "others", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
+    (tmp_path / "others" / "authority.pem").write_bytes((cluster.folder / "certificates/authority.pem").read_bytes())
+    with suppress(ssl.SSLError, ConnectionError), _connect(cluster, "a", "c", tmp_path / "others") as sock:
+        sock.sendall(struct.pack(">I", 9) + pack(Vote(1)))
+        assert _is_closed(sock)
+    with socket.create_connection(cluster.addresses["a"], 5) as plain:
+        plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert _is_closed(plain)
+    cluster.write(b"after")
+
+
+def test_a_failed_disk_stops_a_member_until_it_recovers(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.write(b"before")
+    leader = cluster.leader()
+    with monkeypatch.context() as patch:
+        patch.setattr(leader._log, "sync", _fail)
+        with pytest.raises((OSError, PenstockError)):
+            leader.propose([b"failed"])
+    with pytest.raises(PenstockError):
+        leader.propose([b"refused"])
+    leader.recover()
+    last = cluster.write(b"after")
+    for name in NAMES:
+        assert cluster.records(name, last)[-1] == b"after"
+
+
+def _fail() -> None:
+    raise OSError(5, "the disk is away")

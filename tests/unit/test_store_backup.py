@@ -1,0 +1,428 @@
+"""Backups: one moment of the whole store while others write, only what changed, and never half of one."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from backup_kill_child import make_tables, rounds_of, write_round
+
+import penstock
+from penstock.errors import Backpressure, CorruptionError, Invalid, NotFound, StoreLocked, UnsupportedVersion
+from penstock.host.os_files import OsFileSystem
+from penstock.manifest.manifest import Manifest
+from penstock.store import backup_folder
+from penstock.store.backup import Backup
+from penstock.store.identity import read_uuid
+
+BEGIN = 1_700_000_000_000_000
+ROWS = 500
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[penstock.Store]:
+    with penstock.open(tmp_path / "store") as opened:
+        make_tables(opened)
+        yield opened
+
+
+def restored(tmp_path: Path, number: int | None = None) -> Path:
+    path = tmp_path / "copy"
+    shutil.rmtree(path, ignore_errors=True)
+    penstock.restore(tmp_path / "backups", path, number=number)
+    return path
+
+
+def test_a_backup_is_one_moment_while_others_write(store: penstock.Store, tmp_path: Path) -> None:
+    stop, written = threading.Event(), [0]
+
+    def write() -> None:
+        while not stop.is_set():
+            write_round(store, written[0])
+            written[0] += 1
+
+    def maintain() -> None:
+        while not stop.is_set():
+            store.checkpoint()
+            for name in ("users", "metrics", "docs"):
+                store.compact(name)
+            store._collector.collect()
+
+    threads = [threading.Thread(target=write), threading.Thread(target=maintain)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(1, 4):
+            while written[0] < number * 20:
+                time.sleep(0.01)
+            before = written[0]
+            report = store.backup(tmp_path / "backups")
+            after = written[0]
+            with penstock.open(restored(tmp_path), read_only=number == 2) as copy:
+                assert before <= rounds_of(copy) <= after + 1
+                assert copy.statistics().durable_lsn == report.lsn
+                assert copy.check().ok
+                if number != 2:
+                    write_round(copy, rounds_of(copy))  # and it is used further
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert rounds_of(store) == written[0]
+    assert store.check().ok
+
+
+def test_a_restored_store_is_another_store(store: penstock.Store, tmp_path: Path) -> None:
+    store.backup(tmp_path / "backups")
+    path = restored(tmp_path)
+    fs = OsFileSystem()
+    assert read_uuid(fs, str(path)) not in (None, read_uuid(fs, str(tmp_path / "store")))
+    with penstock.open(path) as copy:
+        assert copy.uuid == read_uuid(fs, str(path)) != store.uuid
+        with pytest.raises(Invalid, match="of another store: give another folder"):
+            copy.backup(tmp_path / "backups")
+        copy.backup(tmp_path / "backups of the copy")  # a copy of a copy
+        penstock.restore(tmp_path / "backups of the copy", tmp_path / "third")
+    with penstock.open(tmp_path / "third") as third:
+        assert third.uuid not in (store.uuid, copy.uuid)
+
+
+def test_positions_tokens_and_sequences_survive(store: penstock.Store, tmp_path: Path) -> None:
+    with store.batch(token=("loader", 1)) as batch:
+        batch.queue("events").put(b"once", key=b"k")
+    where = store.queue("events").append(b"second", key=b"k")
+    consumer = store.queue("events").consumer("router")
+    messages = consumer.get(10)
+    assert len(messages) == 2
+    consumer.ack(messages)
+    store.backup(tmp_path / "backups")
+    with penstock.open(restored(tmp_path)) as copy:
+        with copy.batch(token=("loader", 1)) as again:
+            again.queue("events").put(b"twice", key=b"k")
+        assert again.duplicate
+        assert copy.queue("events").consumer("router").get(10) == []
+        assert copy.queue("events").append(b"third", key=b"k").sequence == where.sequence + 1
+
+
+def test_loads_that_are_stored_and_discarded_during_a_backup(
+    store: penstock.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest is copied before the rows of a load are stored, the journal after: the backup needs their files."""
+    times = pa.array(range(BEGIN, BEGIN + ROWS), pa.timestamp("us"))
+    loads = {
+        "events": pa.table({"payload": [b"loaded"] * ROWS}),
+        "users": pa.table({"key": [b"loaded %08d" % n for n in range(ROWS)], "value": [b"v" * 50] * ROWS}),
+        "metrics": pa.table({"metric": ["loaded"] * ROWS, "time": times, "value": [1.0] * ROWS}),
+    }
+    copied = Manifest.copy_to
+
+    def copy_to(self: Manifest, target: str) -> Any:
+        rows = copied(self, target)
+        for name, loaded in prepared.items():
+            with store.batch() as batch:
+                batch.load(name, loaded)
+        for partition in store._dispatcher.partitions():
+            partition.machine.store_now()
+        return rows
+
+    for kind in ("kv.loading", "queue.staged", "series.loading"):
+        monkeypatch.setattr(f"penstock.{kind}.INLINE_BYTES_MAX", 1_000)
+    prepared = {name: store.prepare(name, rows) for name, rows in loads.items()}
+    staged = {path for path in (tmp_path / "store" / "tables").rglob("*") if path.suffix in (".arrow", ".samples")}
+    assert len(staged) == 2
+    monkeypatch.setattr(Manifest, "copy_to", copy_to)
+    store.backup(tmp_path / "backups")
+    assert not any(path.exists() for path in staged)  # they were discarded in the end
+    assert store.check().orphans == []
+    with penstock.open(restored(tmp_path)) as copy, copy.snapshot() as snapshot:
+        assert len(snapshot.queue("events").to_arrow()) == ROWS
+        assert len(snapshot.kv("users")) == ROWS
+        assert len(snapshot.series("metrics").select("loaded")) == ROWS
+        assert copy.check().ok
+
+
+def test_partition_snapshots_and_change_feeds_are_backed_up(store: penstock.Store, tmp_path: Path) -> None:
+    store.kv("fed", changes=True).put(b"a", b"1")
+    for number in range(3):
+        write_round(store, number)
+    store.keep_snapshot("users")
+    store.keep_snapshot("events")
+    write_round(store, 3)
+    store.checkpoint()
+    store.backup(tmp_path / "backups")
+    assert store.check().ok
+    assert store.check().orphans == []
+    path = restored(tmp_path)
+    for damaged in [*(path / "tables").rglob("0/*.sst")]:
+        content = bytearray(damaged.read_bytes())
+        content[len(content) // 2] ^= 1
+        damaged.write_bytes(content)
+    with penstock.open(path) as copy:
+        for name in ("users", "events"):
+            assert copy.repair(name) == []
+        assert rounds_of(copy) == 4
+        assert copy.kv("fed").changes(after=0).to_arrow()["key"].to_pylist() == [b"a"]
+
+
+def test_unchanged_files_are_not_copied_again(store: penstock.Store, tmp_path: Path) -> None:
+    for number in range(50):
+        write_round(store, number)
+    store.compact("users")
+    first = store.backup(tmp_path / "backups")
+    shared = {path: path.stat().st_ino for path in (tmp_path / "backups" / "files").rglob("*.sst")}
+    assert shared
+    second = store.backup(tmp_path / "backups")
+    assert second.files == first.files
+    assert second.files - second.files_copied >= 2 * len(shared)
+    assert {path: path.stat().st_ino for path in shared} == shared
+    write_round(store, 50)
+    store.compact("users")  # replaces the files of the first two backups
+    third = store.backup(tmp_path / "backups")
+    for number, rounds in ((1, 50), (2, 50), (3, 51)):
+        with penstock.open(restored(tmp_path, number)) as copy:
+            assert rounds_of(copy) == rounds
+    assert third.number == 3
+    store.backup(tmp_path / "backups", keep=2)
+    folders = {path.name for path in (tmp_path / "backups").iterdir() if path.is_dir()}
+    assert folders == {"000003", "000004", "files"}
+    left = set((tmp_path / "backups" / "files").rglob("*.sst"))
+    assert not left.issuperset(shared)  # what only the removed backups had is gone
+    for number in (3, 4):
+        assert penstock.check_backup(tmp_path / "backups", number=number) == []
+    with pytest.raises(NotFound, match="has no backup 1: it has 3, 4"):
+        restored(tmp_path, 1)
+
+
+def test_a_file_of_the_same_name_and_other_content_does_not_replace_that_of_an_earlier_backup(
+    store: penstock.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        write_round(store, number)
+    store.compact("users")
+    store.backup(tmp_path / "backups")
+    monkeypatch.setattr(Backup, "_is_same", lambda self, listed, size: False)
+    store.backup(tmp_path / "backups")
+    for number in (1, 2):
+        with penstock.open(restored(tmp_path, number)) as copy:
+            assert rounds_of(copy) == 3
+
+
+def test_a_half_backup_is_never_taken_for_whole(
+    store: penstock.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error at each step of a backup, as a full disk gives: the store goes on, and the last whole one counts."""
+    write_round(store, 0)
+    store.compact("users")
+    store.backup(tmp_path / "backups")
+    write_round(store, 1)
+    store.compact("users")
+    copied = backup_folder.Copier.copy
+    for failing in range(40):
+        left = [failing]
+
+        def copy(self: Any, *args: Any, left: list[int] = left) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(28, "No space left on device", args[1])
+            return copied(self, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backup_folder.Copier, "copy", copy)
+            try:
+                store.backup(tmp_path / "backups")
+            except penstock.errors.DiskFull:
+                pass
+            else:
+                break
+        assert store.readers.holders == 0
+        assert penstock.check_backup(tmp_path / "backups") == []
+        with penstock.open(restored(tmp_path)) as one:
+            assert rounds_of(one) == 1
+    else:
+        raise AssertionError("no backup succeeded")
+    assert failing > 3
+    with penstock.open(restored(tmp_path)) as two:
+        assert rounds_of(two) == 2
+    assert not list((tmp_path / "backups").rglob("*.tmp"))
+    assert rounds_of(store) == 2
+
+
+def test_damage_in_a_backup_is_named(store: penstock.Store, tmp_path: Path) -> None:
+    for number in range(5):
+        write_round(store, number)
+    store.compact("users")
+    store.backup(tmp_path / "backups")
+    files = [path for path in (tmp_path / "backups").rglob("*") if path.is_file() and path.name != "LOCK"]
+    assert {path.suffix for path in files} >= {".sst", ".idx", ".log", ".data", ".2", ".current", ""}
+    for path in files:
+        content = path.read_bytes()
+        for at in {0, len(content) // 2, len(content) - 1}:
+            path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+            with pytest.raises((CorruptionError, UnsupportedVersion), match=path.name.replace(".", r"\.")):
+                restored(tmp_path)
+            assert not (tmp_path / "copy").exists()
+            if path.name not in ("LISTING", "BACKUPS"):
+                assert str(path) in [damage.path for damage in penstock.check_backup(tmp_path / "backups")]
+        path.unlink()
+        if path.name not in ("LISTING", "BACKUPS"):
+            with pytest.raises(CorruptionError, match="missing"):
+                restored(tmp_path)
+        path.write_bytes(content)
+    with penstock.open(restored(tmp_path)) as copy:
+        assert rounds_of(copy) == 5
+
+
+def test_damage_in_the_store_does_not_enter_a_backup(store: penstock.Store, tmp_path: Path) -> None:
+    for number in range(5):
+        write_round(store, number)
+    store.compact("users")
+    path = next((tmp_path / "store" / "tables").rglob("*.sst"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptionError, match=path.name) as caught:
+        store.backup(tmp_path / "backups")
+    assert caught.value.path == str(path)
+    assert str(path) in [damage.path for damage in store.check().damage]
+    with pytest.raises(NotFound, match="no whole backup"):
+        restored(tmp_path)
+
+
+def test_wrong_arguments(store: penstock.Store, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    for target in (root, root / "tables" / "backups", tmp_path, "/"):
+        with pytest.raises(Invalid, match="give a folder elsewhere"):
+            store.backup(target)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter").write_text("dear")
+    with pytest.raises(Invalid, match="holds other files"):
+        store.backup(tmp_path / "full")
+    for wrong in (None, 7, b"backups", "a\0b", ""):
+        with pytest.raises(Invalid):
+            store.backup(wrong)  # type: ignore[arg-type]
+        with pytest.raises(Invalid):
+            penstock.restore(wrong, tmp_path / "copy")  # type: ignore[arg-type]
+    for keep in (0, -1, 1.5, "2", True):
+        with pytest.raises(Invalid):
+            store.backup(tmp_path / "backups", keep=keep)  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="progress"):
+        store.backup(tmp_path / "backups", progress=3)  # type: ignore[arg-type]
+    assert not (tmp_path / "backups").exists()
+    with pytest.raises(NotFound, match="not a folder of backups"):
+        penstock.restore(tmp_path / "full", tmp_path / "copy")
+    store.backup(tmp_path / "backups")
+    with pytest.raises(Invalid, match="is not empty"):
+        penstock.restore(tmp_path / "backups", root)
+    (tmp_path / "empty").mkdir()
+    penstock.restore(tmp_path / "backups", tmp_path / "empty")
+    with pytest.raises(penstock.errors.ReadOnly), penstock.open(tmp_path / "empty", read_only=True) as reader:
+        reader.backup(tmp_path / "others")
+
+
+def test_a_newer_format_is_refused(store: penstock.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.store.backup.VERSION", 2)
+        store.backup(tmp_path / "backups")
+    with pytest.raises(UnsupportedVersion, match="LISTING has version 2, this Penstock reads 1"):
+        restored(tmp_path)
+
+
+def test_two_at_once(store: penstock.Store, tmp_path: Path) -> None:
+    def meanwhile(_: penstock.CopyProgress) -> None:
+        if not errors:
+            for act in (lambda: store.backup(tmp_path / "backups"), store.check):
+                try:
+                    act()
+                except penstock.errors.PenstockError as error:
+                    errors.append(error)
+            store.drop("docs")  # and its files stay until the end
+            store.checkpoint()
+
+    errors: list[Exception] = []
+    write_round(store, 0)
+    store.compact("docs")
+    store.backup(tmp_path / "backups", progress=meanwhile)
+    assert [type(error) for error in errors] == [StoreLocked]
+    assert "another backup is being written" in str(errors[0])
+    with penstock.open(restored(tmp_path)) as copy:
+        assert rounds_of(copy) == 1
+    assert "docs" not in store.tables()
+
+
+def test_a_check_runs_alone(store: penstock.Store) -> None:
+    def meanwhile(_: penstock.CopyProgress) -> None:
+        with pytest.raises(Backpressure, match="another check"):
+            store.check()
+        seen.append(1)
+
+    seen: list[int] = []
+    write_round(store, 0)
+    assert store.check(progress=meanwhile).ok
+    assert seen
+
+
+def test_through_a_client(store: penstock.Store, tmp_path: Path) -> None:
+    with penstock.connect(tmp_path / "store") as client:
+        assert client.uuid == store.uuid
+        write_round(client, 0)
+        report = client.backup(tmp_path / "backups", keep=1)
+        assert (report.number, client.check().ok, client.troubles()) == (1, True, [])
+        with pytest.raises(Invalid, match="give a folder elsewhere"):
+            client.backup(tmp_path / "store" / "tables")
+        with penstock.open(restored(tmp_path)) as copy:
+            assert rounds_of(copy) == 1
+
+
+def test_a_moved_store_works(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "here") as store:
+        make_tables(store)
+        write_round(store, 0)
+        store.compact("users")
+        uuid = store.uuid
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here").rename(tmp_path / "there" / "store")
+    with penstock.open(tmp_path / "there" / "store") as store:
+        assert (rounds_of(store), store.uuid) == (1, uuid)
+        write_round(store, 1)
+        assert store.check().ok
+
+
+def test_orphans_are_found(store: penstock.Store, tmp_path: Path) -> None:
+    write_round(store, 0)
+    store.compact("users")
+    assert store.check().orphans == []
+    shard = next((tmp_path / "store" / "tables").rglob("*.sst")).parent
+    (shard / "00000000000000009999.sst").write_bytes(b"")
+    (tmp_path / "store" / "letter").write_text("dear")
+    report = store.check()
+    assert report.ok
+    assert sorted(path.rpartition("/")[2] for path in report.orphans) == ["00000000000000009999.sst", "letter"]
+
+
+def test_every_kind_of_file_is_checked(store: penstock.Store, tmp_path: Path) -> None:
+    for number in range(5):
+        write_round(store, number)
+    for name in ("users", "metrics", "docs"):
+        store.compact(name)
+    root = tmp_path / "store"
+    wanted = [*root.rglob("*.sst"), *root.rglob("*.idx"), *root.rglob("*.data"), *root.rglob("journal/*.log")]
+    assert len({path.suffix for path in wanted}) == 4
+    for path in wanted:
+        content = path.read_bytes()
+        at = 200 if path.suffix in (".data", ".log") else len(content) - 9
+        with path.open("r+b") as file:  # in place: it is open
+            file.seek(at)
+            file.write(bytes([content[at] ^ 4]))
+        try:
+            assert path.name in " ".join(damage.path for damage in store.check().damage)
+        finally:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(content[at : at + 1])
+    assert store.check().damage == []
