@@ -221,8 +221,8 @@ def run_spark(root: str, values: Values, report: dict[str, float]) -> None:
 
             def compare(what: str, mine: Callable[[], Any], theirs: Callable[[], Any]) -> None:
                 # They make a new DataFrame each time: Spark reuses the stages of one that was collected before.
-                report[f"{what}, ms"] = best_ms(lambda: mine().collect(), 3)
-                report[f"{what}, Parquet, ms"] = best_ms(lambda: theirs().collect(), 3)
+                report[f"{what}, ms"] = best_ms(lambda: mine().collect(), 6)
+                report[f"{what}, Parquet, ms"] = best_ms(lambda: theirs().collect(), 6)
                 report[f"{what}, of Parquet (goal 0.7)"] = report[f"{what}, Parquet, ms"] / report[f"{what}, ms"]
 
             def parquet() -> Any:

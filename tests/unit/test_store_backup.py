@@ -9,49 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 import pytest
+from backup_kill_child import make_tables, rounds_of, write_round
 
 import penstock
 from penstock.errors import Backpressure, CorruptionError, Invalid, NotFound, StoreLocked, UnsupportedVersion
 from penstock.host.os_files import OsFileSystem
+from penstock.manifest.manifest import Manifest
 from penstock.store import backup_folder
 from penstock.store.backup import Backup
 from penstock.store.identity import read_uuid
 
-SECOND = 1_000_000
-BEGIN = 1_700_000_000 * SECOND
-
-
-def write_round(store: Any, number: int) -> None:
-    """One batch over every kind: all of it is at one LSN."""
-    with store.batch() as batch:
-        batch.kv("users").put(b"round", b"%d" % number)
-        batch.kv("users").put(b"key %06d" % number, b"value" * 20)
-        batch.queue("events").put(b"%d" % number, key=b"%d" % (number % 5))
-        batch.series("metrics").write("rounds", float(number), labels={"host": "a"}, time=BEGIN + number * SECOND)
-        batch.vector("docs").upsert([f"doc {number}"], np.full((1, 4), number + 1, np.float32))
-
-
-def make_tables(store: Any) -> None:
-    store.kv("users", shards=2)
-    store.queue("events", shards=2)
-    store.series("metrics")
-    store.vector("docs", dimensions=4)
-
-
-def rounds_of(store: Any) -> int:
-    """How many rounds a store holds; every table must hold the same."""
-    with store.snapshot() as snapshot:
-        if snapshot.kv("users").get(b"round") is None:
-            return 0
-        last = int(snapshot.kv("users").get(b"round"))
-        numbers = sorted(int(value) for value in snapshot.queue("events").to_arrow()["payload"].to_pylist())
-        assert numbers == list(range(last + 1))
-        assert len(snapshot.kv("users")) == last + 2
-        assert snapshot.series("metrics").select("rounds")["value"].to_pylist() == [float(n) for n in numbers]
-        assert sorted(snapshot.vector("docs").to_arrow()["id"].to_pylist()) == sorted(f"doc {n}" for n in numbers)
-        return last + 1
+BEGIN = 1_700_000_000_000_000
+ROWS = 500
 
 
 @pytest.fixture
@@ -137,6 +108,66 @@ def test_positions_tokens_and_sequences_survive(store: penstock.Store, tmp_path:
         assert again.duplicate
         assert copy.queue("events").consumer("router").get(10) == []
         assert copy.queue("events").append(b"third", key=b"k").sequence == where.sequence + 1
+
+
+def test_loads_that_are_stored_and_discarded_during_a_backup(
+    store: penstock.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest is copied before the rows of a load are stored, the journal after: the backup needs their files."""
+    times = pa.array(range(BEGIN, BEGIN + ROWS), pa.timestamp("us"))
+    loads = {
+        "events": pa.table({"payload": [b"loaded"] * ROWS}),
+        "users": pa.table({"key": [b"loaded %08d" % n for n in range(ROWS)], "value": [b"v" * 50] * ROWS}),
+        "metrics": pa.table({"metric": ["loaded"] * ROWS, "time": times, "value": [1.0] * ROWS}),
+    }
+    copied = Manifest.copy_to
+
+    def copy_to(self: Manifest, target: str) -> Any:
+        rows = copied(self, target)
+        for name, loaded in prepared.items():
+            with store.batch() as batch:
+                batch.load(name, loaded)
+        for partition in store._dispatcher.partitions():
+            partition.machine.store_now()
+        return rows
+
+    for kind in ("kv.loading", "queue.staged", "series.loading"):
+        monkeypatch.setattr(f"penstock.{kind}.INLINE_BYTES_MAX", 1_000)
+    prepared = {name: store.prepare(name, rows) for name, rows in loads.items()}
+    staged = {path for path in (tmp_path / "store" / "tables").rglob("*") if path.suffix in (".arrow", ".samples")}
+    assert len(staged) == 2
+    monkeypatch.setattr(Manifest, "copy_to", copy_to)
+    store.backup(tmp_path / "backups")
+    assert not any(path.exists() for path in staged)  # they were discarded in the end
+    assert store.check().orphans == []
+    with penstock.open(restored(tmp_path)) as copy, copy.snapshot() as snapshot:
+        assert len(snapshot.queue("events").to_arrow()) == ROWS
+        assert len(snapshot.kv("users")) == ROWS
+        assert len(snapshot.series("metrics").select("loaded")) == ROWS
+        assert copy.check().ok
+
+
+def test_partition_snapshots_and_change_feeds_are_backed_up(store: penstock.Store, tmp_path: Path) -> None:
+    store.kv("fed", changes=True).put(b"a", b"1")
+    for number in range(3):
+        write_round(store, number)
+    store.keep_snapshot("users")
+    store.keep_snapshot("events")
+    write_round(store, 3)
+    store.checkpoint()
+    store.backup(tmp_path / "backups")
+    assert store.check().ok
+    assert store.check().orphans == []
+    path = restored(tmp_path)
+    for damaged in [*(path / "tables").rglob("0/*.sst")]:
+        content = bytearray(damaged.read_bytes())
+        content[len(content) // 2] ^= 1
+        damaged.write_bytes(content)
+    with penstock.open(path) as copy:
+        for name in ("users", "events"):
+            assert copy.repair(name) == []
+        assert rounds_of(copy) == 4
+        assert copy.kv("fed").changes(after=0).to_arrow()["key"].to_pylist() == [b"a"]
 
 
 def test_unchanged_files_are_not_copied_again(store: penstock.Store, tmp_path: Path) -> None:

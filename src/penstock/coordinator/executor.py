@@ -266,7 +266,10 @@ class FlushExecutor(Generic[D, F, V]):
             if self.applying is None and not self.apply_failed:
                 self.applying = waiter
             self.leading = None
-            self._pass_turns()  # the next fsync can begin while the waiters wake up
+            buffer, last = self._buffer, self._epochs.last
+            idle = last == buffer.layers.taken and buffer.room >= 0 and last <= self._epochs.end
+            if not idle or self.waiters.all or self.applying is None or self.failure is not None or self.apply_left:
+                self._pass_turns()  # the next fsync can begin while the waiters wake up
         if reached:
             reached[0].wake()
 
@@ -320,6 +323,13 @@ class FlushExecutor(Generic[D, F, V]):
         with self._lock:
             # View and watermark in one step: a waiter that wakes must find its write.
             self._buffer.layers = layers = self._buffer.layers.retire(view)
+            last, end = self._epochs.last, self._epochs.end
+            idle = last == layers.taken and not layers.results and self._buffer.room >= 0 and last <= end
+            if idle and self.leading is None and not self.waiters.all and waiter is not None and waiter.applied:
+                alone = self._group == 1 == len(self._woken) and waiter.thread in self._woken
+                if alone and self.failure is None and not self.apply_left:  # the rest would change nothing else
+                    self._returned, self.applying = 0, None
+                    return
             reached = self._take_reached(waiter, applied=True)
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):
                 self.applying = None

@@ -12,7 +12,7 @@ from penstock.journal.record import REFERENCE
 from penstock.kinds import ALL_LATER, TreeMachine, Waiting
 from penstock.kinds.changes import Feed
 from penstock.kv import section
-from penstock.kv.changes import record_changes, record_load
+from penstock.kv.changes import record_changes, record_load, records_in_memory
 from penstock.kv.pieces import KvState
 from penstock.kv.validation import check_table
 from penstock.kv.values import decode_options
@@ -43,7 +43,7 @@ class KvMachine(TreeMachine):
     def in_memory(self, entry: Entry) -> bool:
         decoded, sections = entry.decoded, entry.sections
         if self.feed is not None:
-            return False  # it reads the rows as they were
+            return records_in_memory(self.feed, self.tree, entry)
         if decoded and len(decoded) == 1 and type(decoded[0]) is section.Rows and not decoded[0].operands:
             return True  # nearly always
         if sections and sections[0].header.form == REFERENCE:
@@ -58,8 +58,10 @@ class KvMachine(TreeMachine):
         sections = entry.decoded or [readable(section.decode, part.payload) for part in entry.sections]
         if self.feed is not None and self.feed.lacks(entry.lsn):
             record_changes(self.feed, self.tree, entry, sections)
-        if len(sections) == 1 and (pair := section.only_put(sections[0])) is not None:
-            self.tree.put(*pair, entry.lsn, entry.time_us)
+        only = sections[0] if len(sections) == 1 else None
+        if type(only) is section.Rows and len(only) == 1 and only.plain:  # most often
+            for key, value in only.items():
+                self.tree.put(key, value, entry.lsn, entry.time_us)  # type: ignore[arg-type]  # plain: bytes
             return
         self.tree.apply(section.to_edit(sections, entry.lsn, entry.time_us))
 

@@ -94,6 +94,13 @@ def encode_pieces(
     return pieces
 
 
+def encode_one(body: bytes, salt: int, incarnation: int, index: int, synced: int) -> bytes:
+    """Encode one data record, as `encode_pieces` does, only faster: nearly every commit is one."""
+    length = len(body)
+    rest = _REST.pack(length, KIND_DATA, 0, 0, incarnation, index, synced) + body + _PADDING[-length & 7]
+    return _CHECKSUM.pack(google_crc32c.extend(salt, rest)) + rest
+
+
 def decode(buffer: bytes, at: int, *, salt: int, path: str = "", base: int = 0) -> Record:
     """Decode the record at `buffer[at]`; `CorruptionError` if there is none.
 

@@ -30,9 +30,11 @@ from penstock.log.record import (
     KIND_DATA,
     KIND_SEAL,
     KIND_SEGMENT,
+    LARGE_BYTES,
     Record,
     decode,
     encode,
+    encode_one,
     encode_pieces,
     encoded_size,
 )
@@ -173,9 +175,16 @@ class SegmentWriter:
 
     def write_synced(self, bodies: Sequence[bytes], *, first: int, synced: int) -> None:
         """Append records and make them durable, with one use of the file."""
-        header = self.header
+        header, end = self.header, self.end
+        if len(bodies) == 1 and len(bodies[0]) < LARGE_BYTES:
+            piece = encode_one(bodies[0], header.salt, header.incarnation, first, synced)
+            self.file.write_synced((piece,), end)
+            if end >= self.index.due:
+                self.index.add(first, end)
+            self.end = end + len(piece)
+            return
         pieces = encode_pieces(bodies, salt=header.salt, incarnation=header.incarnation, first=first, synced=synced)
-        self.file.write_synced(pieces, self.end)
+        self.file.write_synced(pieces, end)
         self._grow(bodies, first)
 
     def _encode(self, bodies: Sequence[bytes], first: int, synced: int, kind: int, flags: int) -> list[bytes]:

@@ -107,7 +107,13 @@ class Dispatcher(Moments):
             self._drop(info)
         if judgement.repeated:
             self._drop_dead()
-        entries = self._entries(record, lsn, judgement.verdicts, decoded)
+        if len(groups) == 1 and len(groups[0].sections) == 1 and judgement.verdicts[0] is Verdict.ACCEPTED:
+            section, source = groups[0].sections, None if decoded is None else tuple(decoded[0])  # nearly always
+            partition = section[0].header.partition
+            known = partition >> SHARD_BITS in self.ledger.tables_by_id  # the ledger is not among them
+            entries = {partition: Entry(lsn, record.time_us, section, source)} if known else {}
+        else:
+            entries = self._entries(record, lsn, judgement.verdicts, decoded)
         # Before anything can fail: the journal must keep the record.
         self.tracker.record(lsn, (LEDGER, *entries))
         for partition, entry in entries.items():
@@ -122,11 +128,6 @@ class Dispatcher(Moments):
     ) -> dict[PartitionId, Entry]:
         """Return each partition's accepted sections in group order, without those of dropped tables."""
         tables, groups = self.ledger.tables_by_id, record.groups  # the ledger is not in `tables`
-        if len(groups) == 1 and len(groups[0].sections) == 1 and verdicts[0] is Verdict.ACCEPTED:  # nearly always
-            sections, partition = groups[0].sections, groups[0].sections[0].header.partition
-            if partition >> SHARD_BITS not in tables:
-                return {}
-            return {partition: Entry(lsn, record.time_us, sections, None if decoded is None else tuple(decoded[0]))}
         by_partition: dict[PartitionId, tuple[list[Section], list[Any]]] = {}
         for number, (group, verdict) in enumerate(zip(groups, verdicts, strict=True)):
             if verdict is not Verdict.ACCEPTED:
@@ -205,12 +206,12 @@ class Dispatcher(Moments):
                 with self.turn:  # a sync failed, and there was no write since
                     partition.failures, partition.late, partition.guarded = 1, True, True
                     partition.error = partition.error or DiskFailed("a sync of its files failed")
-            if partition.backlog or partition.failures:
+            if partition.first_waiting is not None or partition.failures:
                 self.backlogs.schedule(partition)
         with self.turn:
             self.admission.guard(partitions)
         self.backlogs.workers.staff()
-        return len(self._unopened) + sum(1 for partition in partitions if partition.backlog)
+        return len(self._unopened) + sum(1 for partition in partitions if partition.first_waiting is not None)
 
     def press(self, table: int, shard: int, tree: Tree | None) -> None:
         """Slow the writers of a shard whose tree is slow; None: it is not any more."""
@@ -254,7 +255,7 @@ class Dispatcher(Moments):
             for partition in self._partitions.values():
                 behind, descriptor = self.admission.reading_refused(partition), partition.descriptor
                 if behind is not None:
-                    lsn = partition.backlog[0].lsn if partition.backlog else 0
+                    lsn = partition.first_waiting or 0
                     troubles.append(Trouble(descriptor.name, descriptor.shard, str(behind), lsn))
             return troubles
 

@@ -228,7 +228,12 @@ class Ledger:
                 if self._judged is not None and self._judged.lsn == lsn:
                     refused_by = self._judged.judgement.refused_by
             return Judgement(self.verdicts(record, lsn), repeated=True, refused_by=refused_by)
-        if _is_plain(record):
+        first = record.groups[0] if len(record.groups) == 1 and len(record.groups[0].sections) == 1 else None
+        if first is not None and first.sections[0].header.partition != LEDGER:  # nearly always
+            plain = not first.condition
+        else:
+            plain = _is_plain(record)
+        if plain:
             self.tree.put(b"e", _U64.pack(record.last_epoch), lsn, record.time_us)
             return _ACCEPTED if len(record.groups) == 1 else _accepted(len(record.groups))
         # Judged only once: after an interrupt within the tree's change, the rows would already say "seen".

@@ -31,6 +31,7 @@ from penstock.store.tracing import Tracer
 T = TypeVar("T")
 
 CHECK_US = 1_000  # a lone writer syncs every 150 us or so, and a check costs it 6
+NOTED_MAX = 256  # batches whose times are counted together
 SHORTAGE_ATTEMPTS = 10  # to get a file descriptor; each attempt waits for one
 
 
@@ -91,6 +92,10 @@ class StoreFlusher:
         self.encode_seconds = Histogram()  # of a batch
         self.journal_seconds = Histogram()  # to write and sync its records
         self.dispatch_seconds = Histogram()  # to judge it and apply it to every partition
+        self._note_encode_s = self.encode_seconds.note  # bound once, for every flush
+        self._note_journal_s = self.journal_seconds.note
+        self._note_dispatch_s = self.dispatch_seconds.note
+        self._noted = 0  # batches since the notes were counted
         self.journal_failures = 0
         self.journal_retries = 0
 
@@ -131,15 +136,31 @@ class StoreFlusher:
             self.journal_failures += 1
             raise
         synced_s = self._monotonic_s()
-        self.encode_seconds.observe(encoded_s - began_s)
-        self.journal_seconds.observe(synced_s - encoded_s)
+        self._note_encode_s(encoded_s - began_s)
+        self._note_journal_s(synced_s - encoded_s)
         if self._tracer is not None:
             size = sum(map(len, bodies))
             self._tracer.emit("encode", lsn, began_s, encoded_s, size=size)
             self._tracer.emit("journal", lsn, encoded_s, synced_s, size=size)
 
     def _prepare(self, batch: Batch[PendingDelta], committed: int) -> _Attempt:
-        self._time_us = time_us = max(self._time_us, self._dispatcher.ledger.tree.time_us, self._clock.time_us())
+        time_us, applied_us = self._clock.time_us(), self._dispatcher.ledger.tree.time_us
+        if time_us < self._time_us or time_us < applied_us:
+            time_us = max(self._time_us, applied_us)
+        self._time_us = time_us
+        deltas = batch.deltas
+        if len(deltas) == 1 and len(deltas[0].groups) == 1:  # nearly always
+            groups = deltas[0].groups
+            encoded, decoded, _ = self._encode(groups[0])
+            record = JournalRecord(time_us, batch.last, (encoded,))
+            records = [FlushedRecord(committed + 1, record, groups, [decoded])]
+        else:
+            records = self._prepare_many(batch, committed)
+        self._attempt = attempt = _Attempt(batch.last, committed, records)
+        return attempt
+
+    def _prepare_many(self, batch: Batch[PendingDelta], committed: int) -> list[FlushedRecord]:
+        """Return the records of many groups: one, or more if groups refer to files."""
         contents: list[tuple[list[Group], list[PendingGroup], list[list[Any]]]] = []
         alone = True  # the next group begins a record
         for delta in batch.deltas:
@@ -156,9 +177,9 @@ class StoreFlusher:
         lsn = committed
         for encodeds, groups, decodeds in contents:
             lsn += 1
-            records.append(FlushedRecord(lsn, JournalRecord(time_us, batch.last, tuple(encodeds)), groups, decodeds))
-        self._attempt = attempt = _Attempt(batch.last, committed, records)
-        return attempt
+            record = JournalRecord(self._time_us, batch.last, tuple(encodeds))
+            records.append(FlushedRecord(lsn, record, groups, decodeds))
+        return records
 
     def _encode(self, group: PendingGroup) -> tuple[Group, list[Any], bool]:
         """Return the encoded group, the objects its sections encode, and whether it refers to files."""
@@ -202,7 +223,12 @@ class StoreFlusher:
             for number, index in judgement.refused_by.items():
                 flushed_record.groups[number].refused_by = index
         ended_s = self._monotonic_s()
-        self.dispatch_seconds.observe(ended_s - began_s)
+        self._note_dispatch_s(ended_s - began_s)
+        self._noted += 1
+        if self._noted >= NOTED_MAX:
+            self._noted = 0
+            for seconds in (self.encode_seconds, self.journal_seconds, self.dispatch_seconds):
+                seconds.count_noted()
         if self._tracer is not None and flushed.records:
             self._tracer.emit("dispatch", flushed.records[-1].lsn, began_s, ended_s, size=flushed.size)
         self._applied(flushed.size)

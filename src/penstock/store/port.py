@@ -29,6 +29,7 @@ from penstock.kinds import (
     as_loadable,
     as_serviced,
 )
+from penstock.partition.admission import WAIT_S as ADMIT_WAIT_S
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
@@ -144,14 +145,15 @@ class LocalPort(LiveReading):
                     return False
         return True
 
-    def submit(self, group: PendingGroup, size: int) -> Epoch:
+    def submit(self, group: PendingGroup, size: int, wait_s: float = ADMIT_WAIT_S) -> Epoch:
+        """See `Port`. `wait_s`: for a shard that takes no writes now."""
         self._check_usable()
         self._check_changes()
         if self.read_only is not None and not self._frees_space(group):
             raise self.read_only
         for partition in group.sections:
             if partition != LEDGER:
-                self._dispatcher.admit(self._partition(partition))
+                self._dispatcher.admit(self._partition(partition), wait_s)
         condition = decode_condition(group.condition)
         expected: list[Expectation] = []  # conditions on rows
         others: list[tuple[str, bytes]] = []  # conditions for the ledger
@@ -208,9 +210,17 @@ class LocalPort(LiveReading):
         for partition, sections in group.sections.items():
             info = self._dispatcher.ledger.table_by_id(table_of(partition))
             if partition != LEDGER and info is not None:
-                kind, machine = kind_named(info.kind, info.name), self._partition(partition).machine
+                kind, shard = kind_named(info.kind, info.name), self._partition(partition)
                 written = [part for part in parts(sections) if not isinstance(part, Reference)]
-                withdraw = kind.admit(info, written, machine, self.time_us()) if written else None
+                if not written:
+                    continue
+                try:
+                    withdraw = kind.admit(info, written, shard.machine, self.time_us())
+                except Invalid:
+                    if not shard.late:
+                        raise
+                    # A delete that is durable may make room when it is applied.
+                    withdraw = kind.admit(info, written, self.machine(partition), self.time_us())
                 if withdraw is not None:
                     group.withdrawals += (withdraw,)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -74,6 +75,28 @@ def test_a_histogram_counts_each_value_once() -> None:
     assert bucket_counts(9.0, (1.0, 2.0)) == (0, 0, 1)
     assert len(SECONDS) == 19
     assert list(SECONDS) == sorted(SECONDS)
+
+
+def test_noted_values_are_counted_once() -> None:
+    took = Histogram((1.0, 2.0))
+    took.note(0.5)
+    took.observe(1.5)
+    assert took.read().counts == (1, 1, 0)
+    took.note(3.0)
+    took.count_noted()
+    took.count_noted()
+    assert took.read().counts == (1, 1, 1)
+    assert took.read().sum == 5.0
+
+
+def test_values_that_are_noted_while_others_count_them_are_not_lost() -> None:
+    took = Histogram((1.0,))
+    reader = threading.Thread(target=lambda: [took.read() for _ in range(300)])
+    reader.start()
+    for _ in range(20_000):
+        took.note(0.5)
+    reader.join()
+    assert took.read().counts == (20_000, 0)
 
 
 def test_a_client_sees_the_tables_it_may_read() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from series_place import SeriesPlace
 
 import penstock
 from penstock.errors import ConditionFailed, Invalid
-from penstock.series import admitted
+from penstock.series import admission, admitted
 from penstock.series.admission import admit_sections
 from penstock.series.admitted import AdmittedSeries
 from penstock.series.keys import dictionary_keys
@@ -38,7 +39,7 @@ def small(store: Any, **options: Any) -> Any:
     return store.series("metrics", options=penstock.SeriesOptions(**options))
 
 
-def flood(numbers: range, metric: str = "cpu") -> pa.Table:
+def flood(numbers: Sequence[int], metric: str = "cpu") -> pa.Table:
     count = len(numbers)
     return pa.table(
         {"metric": [metric] * count, "n": list(map(str, numbers)), "time": [T0] * count, "value": np.zeros(count)}
@@ -228,12 +229,89 @@ def test_a_limit_is_exact_while_writes_are_applied(
                 assert slow.wait(30)
                 metrics.write_arrow(flood(range(3, 6)), durable=True)
                 store.series("metrics").write_arrow(flood(range(6, 9)))
-                with pytest.raises(Invalid, match="has 9 series and this write adds 1"):
-                    metrics.write_arrow(flood(range(9, 10)), durable=True)
             finally:
                 go_on.set()
+            with pytest.raises(Invalid, match="has 9 series and this write adds 1"):
+                metrics.write_arrow(flood(range(9, 10)), durable=True)
             writer.flush()
             assert metrics.cardinality().metrics == {"cpu": 9}
+
+
+def test_writers_that_share_new_series_fill_a_table_to_its_limit(tmp_path: Path) -> None:
+    """Nobody is refused before it is full, however writes, flushes and compactions come together; then everybody is."""
+    with penstock.open(tmp_path / "store") as store:
+        metrics, failed = small(store, metric_series_max=120, series_max=200), list[BaseException]()
+
+        def fill(writer: Any, seed: int) -> None:
+            chance, table = random.Random(seed), writer.series("metrics")
+            left = [("cpu", number) for number in range(120)] + [("mem", number) for number in range(80)]
+            chance.shuffle(left)
+            while left:
+                some = [left.pop() for _ in range(min(len(left), chance.randrange(1, 20)))]
+                for metric in {metric for metric, _ in some}:
+                    numbers = [number for other, number in some if other == metric]
+                    if chance.random() < 0.3:
+                        for number in numbers:
+                            table.write(metric, 1.0, {"n": str(number)}, time=T0)
+                    else:
+                        table.write_arrow(flood(numbers, metric), durable=chance.random() < 0.5)
+            writer.flush()
+
+        def guarded(writer: Any, seed: int) -> None:
+            try:
+                fill(writer, seed)
+            except BaseException as error:
+                failed.append(error)
+
+        with penstock.connect(store.path) as client:
+            writers = [threading.Thread(target=guarded, args=(client if seed else store, seed)) for seed in range(3)]
+            for thread in writers:
+                thread.start()
+            while any(thread.is_alive() for thread in writers):
+                store.checkpoint()
+                store.compact("metrics")
+            for thread in writers:
+                thread.join(30)
+            assert not failed
+            for writer in (store, client):
+                for metric in ("cpu", "mem"):
+                    with pytest.raises(Invalid, match="holds 200 series and this write adds 1"):
+                        writer.series("metrics").write(metric, 1.0, {"n": "new"}, time=T0, durable=True)
+        assert metrics.cardinality().metrics == {"cpu": 120, "mem": 80}
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_durable_delete_makes_room_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool) -> None:
+    """A write that a limit forbids waits until what came before it is applied, and is judged again."""
+    apply, late, refused = SeriesMachine.apply, threading.Event(), threading.Event()
+    check = admission._check_new
+
+    def apply_late(machine: SeriesMachine, entry: Any) -> None:
+        if late.is_set():
+            refused.wait(30)
+        apply(machine, entry)
+
+    def check_and_tell(*arguments: Any) -> None:
+        try:
+            check(*arguments)
+        except Invalid:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(SeriesMachine, "apply", apply_late)
+    monkeypatch.setattr(admission, "_check_new", check_and_tell)
+    with penstock.open(tmp_path / "store") as store:
+        small(store, series_max=2).write_arrow(flood(range(2)), durable=True)
+        assert store.series("metrics").cardinality().series == 2
+        with penstock.connect(store.path) if connected else nullcontext(store) as writer:
+            metrics = writer.series("metrics")
+            late.set()
+            metrics.delete('cpu{n="0"}', durable=True)
+            metrics.write("cpu", 1.0, {"n": "2"}, time=T0, durable=True)
+            assert refused.is_set()
+            assert metrics.label_values("n") == ["1", "2"]
+            with pytest.raises(Invalid, match="holds 2 series and this write adds 1"):
+                metrics.write("cpu", 1.0, {"n": "3"}, time=T0, durable=True)
 
 
 @pytest.mark.parametrize("connected", [False, True])
