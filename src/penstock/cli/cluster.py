@@ -26,6 +26,8 @@ from penstock.host.private_files import write_new_files
 from penstock.host.randomness import system_random
 from penstock.host.waiting import stop_on_signals
 
+__all__ = ["app"]  # with these commands beside the others
+
 cluster = typer.Typer(no_args_is_help=True, help="Three replicas of one store.")
 app.add_typer(cluster, name="cluster")
 
