@@ -35,7 +35,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_certificates(folder / "certificates", NAMES, SystemClock())
+        make_certificates(folder / "certificates", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
         self.addresses = {name: ("127.0.0.1", _free_port()) for name in NAMES}
         (folder / "cluster.json").write_text(json.dumps({"cluster": CLUSTER.hex(), "members": self.addresses}))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

@@ -7,6 +7,7 @@ Thread: any.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
@@ -144,6 +145,22 @@ class RemoteOwnerLocator:
             raise Invalid(f"{self.name} is not an address ({error}): give {SCHEME}host:port") from None
 
 
+class ClusterLocator:
+    """Connects to the members of a cluster, one after the other, until one takes writes."""
+
+    def __init__(self, members: list[RemoteOwnerLocator]) -> None:
+        self.name = SCHEME + ",".join(member.name.removeprefix(SCHEME) for member in members)
+        self.folder = ""
+        self._members = members
+        self._turn = itertools.count()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return self._members[0].headers()
+
+    def open(self, deadline_s: float) -> flight.FlightClient:
+        return self._members[next(self._turn) % len(self._members)].open(deadline_s)
+
+
 def connect(
     path: str | Path,
     *,
@@ -158,7 +175,7 @@ def connect(
     `NotFound` if there is no store, unless `create=True`. Any call waits at most `timeout_s` for an owner and its
     answer, then raises `WaitExpired`, or `OutcomeUnknown` for a write. A path `penstock://host:port` is a store that
     is served over TCP: it takes a `token`, and `authority`, a PEM file with the certificate that signed the server's
-    (None: those the system trusts).
+    (None: those the system trusts). Of a cluster, give all members: `penstock://host:port,host:port,host:port`.
 
     >>> with penstock.connect("data/", create=True) as store:
     ...     epoch = store.kv("users").put(b"ada", b"1815", durable=True)
@@ -177,5 +194,9 @@ def _locator_of(path: str, create: bool, token: str | None, authority: str | Pat
         return LocalOwnerLocator(store_folder(path), create=create, clock=SystemClock())
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: get one from the server's administrator")
-    address = path.removeprefix(SCHEME).rstrip("/")
-    return RemoteOwnerLocator(address, token, ServerCertificate(address, authority), SystemClock())
+    addresses = path.removeprefix(SCHEME).rstrip("/").split(",")
+    found = [
+        RemoteOwnerLocator(address, token, ServerCertificate(address, authority), SystemClock())
+        for address in addresses
+    ]
+    return found[0] if len(found) == 1 else ClusterLocator(found)

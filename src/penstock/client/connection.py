@@ -281,7 +281,10 @@ class Connection:
         line = self._locator.open(deadline_s)
         try:
             owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
+            if not owner.takes_writes:
+                raise GoneError("this member of the cluster does not lead", untouched=True)
         except GoneError as gone:
+            line.close()
             if not Retries(self._clock, deadline_s).again():
                 raise self._no_answer(gone) from None
             return

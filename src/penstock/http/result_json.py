@@ -30,15 +30,15 @@ def result_json(result: QueryResult) -> dict[str, Any]:
         raise Invalid(f"an answer has at most {LABEL_CHARACTERS_MAX} characters of labels: select fewer series")
     if result.kind == "string":
         return {"resultType": "string", "result": [0, result.text]}
-    points = _points(samples.times, samples.values)
     if result.kind == "scalar":
-        return {"resultType": "scalar", "result": msgspec.Raw(points[0].as_py())}
+        return {"resultType": "scalar", "result": _instants(samples.times, samples.values)[0]}
     rows = np.flatnonzero(np.diff(samples.starts))
     labels = samples.labels.take(rows).label_sets()
-    if result.kind == "vector":  # one point each
-        raw = map(msgspec.Raw, points.take(pa.array(samples.starts[rows])).to_pylist())
-        found = [{"metric": metric, "value": point} for metric, point in zip(labels, raw, strict=True)]
+    if result.kind == "vector":  # one point each, all at the same time
+        instants = _instants(samples.times, samples.values)
+        found = [{"metric": metric, "value": point} for metric, point in zip(labels, instants, strict=True)]
     else:
+        points = _points(samples.times, samples.values)
         borders = pa.array(np.append(samples.starts[rows], len(samples.values)), pa.int32())
         joined = pc.binary_join(pa.ListArray.from_arrays(borders, points), b",").to_pylist()
         found = [
@@ -46,6 +46,12 @@ def result_json(result: QueryResult) -> dict[str, Any]:
             for metric, text in zip(labels, joined, strict=True)
         ]
     return {"resultType": result.kind, "result": found}
+
+
+def _instants(times_us: I64, values: F64) -> list[msgspec.Raw]:
+    """Return the points of an instant, which has one time."""
+    head = _seconds(int(times_us[0])).encode() if len(times_us) else b""
+    return [msgspec.Raw(b'[%b,"%b"]' % (head, text)) for text in value_texts(values).to_pylist()]
 
 
 def _points(times_us: I64, values: F64) -> Any:

@@ -104,8 +104,12 @@ class ChangePart(NamedTuple):
     """Changes of one commit, in the encoding of their kind."""
 
     rows: int
-    data: bytes
+    pieces: Sequence[bytes]  # of their bytes, which are joined once
     deadlines: Sequence[Deadline] = ()  # of the new rows that expire
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pieces))
 
 
 @runtime_checkable
@@ -200,9 +204,9 @@ class Feed:
         if self._trim_upto > state.floor:
             self.record(lsn, time_us, (part,))
             return
-        total = state.total + len(part.data)
+        total = state.total + part.size
         self._next = lsn, _State(lsn, total, state.floor)
-        value = _HEADER.pack(time_us, total, part.rows, 0) + part.data
+        value = b"".join((_HEADER.pack(time_us, total, part.rows, 0), *part.pieces))
         self.tree.put(_KEY.pack(_CHANGE, lsn, 0), value, lsn, time_us)
         self._settle()
 
@@ -341,8 +345,9 @@ def _rows_of(
     """Return the rows of parts, and the bytes of all changes with them."""
     rows: dict[bytes, bytes] = {}
     for number, part in enumerate(parts, first):
-        total += len(part.data)
-        rows[_KEY.pack(_CHANGE, lsn, number)] = _HEADER.pack(time_us, total, part.rows, 0) + part.data
+        total += part.size
+        header = _HEADER.pack(time_us, total, part.rows, 0)
+        rows[_KEY.pack(_CHANGE, lsn, number)] = b"".join((header, *part.pieces))
         rows.update(deadline_row(*deadline) for deadline in part.deadlines)
     return rows, total
 
@@ -352,7 +357,7 @@ def _grouped(parts: Iterable[ChangePart]) -> Iterator[list[ChangePart]]:
     group, size = list[ChangePart](), 0
     for part in parts:
         group.append(part)
-        size += len(part.data)
+        size += part.size
         if size >= LOADED_BYTES:
             yield group
             group, size = [], 0

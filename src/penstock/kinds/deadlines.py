@@ -53,6 +53,10 @@ class Deadlines:
             self._due = lsn, due
         return due
 
+    def holds(self, time_us: int) -> bool:
+        """Whether `due` needs no tree for a record of this time."""
+        return time_us <= self._upto_us
+
     def _read(self, after_us: int) -> None:
         self._upto_us = -1
         self._next = list(self._scan(after_us, NEVER - 1, HELD))

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import CorruptionError
+from penstock.journal.record import REFERENCE
 from penstock.kinds.changes import INSERT, PART_BYTES, POSTIMAGE, PREIMAGE, REMOVAL, ChangePart, Feed
 from penstock.kv import section
 from penstock.kv.values import Options, arrow_type, arrow_values, key_type
@@ -29,6 +30,7 @@ from penstock.lsm.memtable import Edit
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import DELETE, MERGE, NEVER, Row, binary_column, bytes_list
 from penstock.lsm.tree import Tree
+from penstock.lsm.version import TableFile
 from penstock.lsm.view import View
 from penstock.partition.machine import Entry
 
@@ -51,8 +53,8 @@ def record_changes(feed: Feed, tree: Tree, entry: Entry, sections: Sequence[sect
         return
     if len(sections) == 1 and (pair := section.only_put(sections[0])) is not None:
         bit = b"\0" if before.get(pair[0]) is None else b"\1"
-        data = _HEADER.pack(_PUTS, 0, 1) + bit + (section.encode(sections[0]) if payload is None else payload)
-        feed.record_one(lsn, time_us, ChangePart(1, data))
+        data = section.encode(sections[0]) if payload is None else payload
+        feed.record_one(lsn, time_us, ChangePart(1, (_HEADER.pack(_PUTS, 0, 1), bit, data)))
         return
     puts = section.to_edit(sections, lsn, time_us).puts
     if len(sections) == 1 and payload is not None and len(payload) <= 2 * PART_BYTES:
@@ -61,16 +63,25 @@ def record_changes(feed: Feed, tree: Tree, entry: Entry, sections: Sequence[sect
         feed.record(lsn, time_us, [_puts_part(before, some, None) for some in _chunks(puts.items())])
 
 
+def records_in_memory(feed: Feed, tree: Tree, entry: Entry) -> bool:
+    """Whether recording and applying an entry reads no file: a few puts to a table that has none yet."""
+    if tree.view.version.runs or len(entry.sections) != 1 or not entry.decoded:
+        return False
+    part, payload = entry.decoded[0], entry.sections[0].payload
+    if entry.sections[0].header.form == REFERENCE or type(part) is not section.Rows or not part.plain:
+        return False
+    return len(payload) <= PART_BYTES and feed.deadlines.holds(entry.time_us)
+
+
 def record_load(feed: Feed, maintenance: Maintenance, tree: Tree, entry: Entry, chunk_ids: Sequence[int]) -> None:
     """Record what files change that a tree is about to adopt."""
     lsn, time_us = entry.lsn, entry.time_us
     before = _before(tree)
     expired = _expired(before, feed.deadlines.due(lsn, tree.time_us, time_us))
     loaded = maintenance.staged_view(tree, chunk_ids, lsn, time_us)
-    removed = expired if loaded is None else chain(_removed_by(loaded, before), expired)
-    gone = [key for key in dict.fromkeys(removed) if loaded is None or loaded.get(key) is None]
+    removed = expired if loaded is None else _removed_by(loaded, before, expired)
     written = iter(()) if loaded is None else _loaded(before, loaded, feed)
-    feed.record_files(lsn, time_us, chain(written, _in_parts(_removals(before, gone, feed.options.preimages))))
+    feed.record_files(lsn, time_us, chain(written, _in_parts(_removals(before, removed, feed.options.preimages))))
 
 
 def _before(tree: Tree) -> View:
@@ -88,9 +99,6 @@ def _changes(before: View, edit: Edit, expired: Iterable[bytes], preimages: bool
     deleted = RangeDeletes.of((start, end, edit.lsn) for start, end in edit.ranges)
     at_record = View(before.version, lambda: edit.time_us)
     written: dict[bytes, Row | bytes] = {**edit.rows, **edit.puts}
-    for start, end in edit.ranges:
-        for key, _ in before.scan(start, end):
-            written.setdefault(key, (DELETE, b"", edit.lsn, NEVER))
     for key in expired:
         written.setdefault(key, (DELETE, b"", edit.lsn, NEVER))
     for key, operation in written.items():
@@ -108,6 +116,10 @@ def _changes(before: View, edit: Edit, expired: Iterable[bytes], preimages: bool
         if older is not None and preimages:
             yield (PREIMAGE, key, older), NEVER
         yield (INSERT if older is None else POSTIMAGE, key, value), expires
+    for start, end, _ in deleted:  # last, and one by one: they may be more than memory holds
+        for key, older in before.scan(start, end):
+            if key not in written:
+                yield (REMOVAL, key, older if preimages else None), NEVER
 
 
 def _removals(before: View, keys: Iterable[bytes], preimages: bool) -> Iterator[tuple[Change, int]]:
@@ -117,16 +129,23 @@ def _removals(before: View, keys: Iterable[bytes], preimages: bool) -> Iterator[
             yield (REMOVAL, key, older if preimages else None), NEVER
 
 
-def _removed_by(loaded: View, before: View) -> Iterator[bytes]:
-    """Yield the keys that files delete, one by one and in ranges."""
-    for file in loaded.version.files():
-        table = file.table()
-        for piece in table.pieces(0, file.meta.rows) if file.meta.deletes else ():
-            columns = table.columns(*piece)
-            keys = columns.list_keys()
-            yield from (keys[at] for at in np.flatnonzero(columns.kinds == DELETE).tolist())
-        for start, end, _ in table.range_deletes:
-            yield from (key for key, _ in before.scan(start, end))
+def _removed_by(loaded: View, before: View, expired: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield each key that files delete, alone or in a range, or that has expired, unless they have a value for it."""
+    files = list(loaded.version.files())
+    ranges = RangeDeletes.of((start, end, 1) for file in files for start, end, _ in file.table().range_deletes)
+    alone = dict.fromkeys(chain(chain.from_iterable(map(_deleted_in, files)), expired))
+    yield from (key for key in alone if not ranges.lsn_over(key) and loaded.get(key) is None)
+    for start, end, _ in ranges:
+        yield from (key for key, _ in before.scan(start, end) if loaded.get(key) is None)
+
+
+def _deleted_in(file: TableFile) -> Iterator[bytes]:
+    """Yield the keys that a file deletes one by one."""
+    table = file.table()
+    for piece in table.pieces(0, file.meta.rows) if file.meta.deletes else ():
+        columns = table.columns(*piece)
+        keys = columns.list_keys()
+        yield from (keys[at] for at in np.flatnonzero(columns.kinds == DELETE).tolist())
 
 
 def _loaded(before: View, loaded: View, feed: Feed) -> Iterator[ChangePart]:
@@ -167,10 +186,13 @@ def _chunks(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[section.Rows]:
 
 def _puts_part(before: View, puts: Any, payload: bytes | None) -> ChangePart:
     had = before.existing(puts)
-    flags = np.fromiter(map(had.__contains__, puts), np.bool_, len(puts)) if had else np.zeros(len(puts), np.bool_)
-    bits = np.packbits(flags, bitorder="little").tobytes()
+    if had:
+        flags = np.fromiter(map(had.__contains__, puts), np.bool_, len(puts))
+        bits = np.packbits(flags, bitorder="little").tobytes()
+    else:
+        bits = bytes(-(-len(puts) // 8))
     data = section.encode(puts) if payload is None else payload
-    return ChangePart(len(puts), b"".join((_HEADER.pack(_PUTS, 0, len(puts)), bits, data)))
+    return ChangePart(len(puts), (_HEADER.pack(_PUTS, 0, len(puts)), bits, data))
 
 
 def _in_parts(changes: Iterable[tuple[Change, int]]) -> Iterator[ChangePart]:
@@ -194,7 +216,7 @@ def _part(changes: list[Change], deadlines: list[tuple[int, bytes]]) -> ChangePa
     contents = [value or b"" for value in values]
     lengths = struct.pack(f"<{2 * len(keys)}I", *map(len, keys), *map(len, contents))
     header = _HEADER.pack(_CHANGES, has_values, len(changes))
-    return ChangePart(len(changes), b"".join((header, bytes(types), lengths, *keys, *contents)), deadlines)
+    return ChangePart(len(changes), (b"".join((header, bytes(types), lengths, *keys, *contents)),), deadlines)
 
 
 def change_schema(options: Options) -> pa.Schema:

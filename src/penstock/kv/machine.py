@@ -12,7 +12,7 @@ from penstock.journal.record import REFERENCE
 from penstock.kinds import ALL_LATER, TreeMachine, Waiting
 from penstock.kinds.changes import Feed
 from penstock.kv import section
-from penstock.kv.changes import record_changes, record_load
+from penstock.kv.changes import record_changes, record_load, records_in_memory
 from penstock.kv.pieces import KvState
 from penstock.kv.validation import check_table
 from penstock.kv.values import decode_options
@@ -43,7 +43,7 @@ class KvMachine(TreeMachine):
     def in_memory(self, entry: Entry) -> bool:
         decoded, sections = entry.decoded, entry.sections
         if self.feed is not None:
-            return False  # it reads the rows as they were
+            return records_in_memory(self.feed, self.tree, entry)
         if decoded and len(decoded) == 1 and type(decoded[0]) is section.Rows and not decoded[0].operands:
             return True  # nearly always
         if sections and sections[0].header.form == REFERENCE:

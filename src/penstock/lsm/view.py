@@ -122,8 +122,11 @@ class View:
         if len(keys) < _PROBED_TOGETHER_MIN:
             return {key for key in keys if self.get(key) is not None}
         version, found, doubtful = self._version, set[bytes](), set[bytes]()
-        left = set(keys)
+        left: Collection[bytes] = keys
         for memtable in version.memtables():
+            if memtable.rows.keys().isdisjoint(left):
+                continue
+            left = left if isinstance(left, set) else set(left)
             hits = left & memtable.rows.keys()
             certain = memtable.plain and not version.ranges.starts and not self._ranges_of_active()
             (found if certain else doubtful).update(hits)

@@ -6,9 +6,10 @@ Thread: any.
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography import x509
@@ -22,17 +23,20 @@ from penstock.replica.tcp_link import IDENTITY
 DAYS = 825
 
 
-def make_certificates(folder: Path, members: Sequence[str], clock: Clock) -> None:
-    """Write `authority.pem`, and `NAME.pem` and `NAME.key` for each member; the authority's key is not kept."""
+def make_certificates(folder: Path, members: Mapping[str, str], clock: Clock) -> None:
+    """Write `authority.pem`, and `NAME.pem` and `NAME.key` for each member; the authority's key is not kept.
+
+    `members` are names and hosts: a certificate is for other members, by its name, and for clients, by its host.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     authority_key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Penstock cluster")])
-    authority = _sign(name, name, authority_key, authority_key, member=None, clock=clock)
+    authority = _sign(name, name, authority_key, authority_key, names=[], clock=clock)
     (folder / "authority.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
-    for member in members:
+    for member, host in members.items():
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, member[:64])])
-        certificate = _sign(subject, name, key, authority_key, member=member, clock=clock)
+        certificate = _sign(subject, name, key, authority_key, names=_names(member, host), clock=clock)
         (folder / f"{member}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         secret = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -47,7 +51,7 @@ def _sign(
     key: ec.EllipticCurvePrivateKey,
     signer: ec.EllipticCurvePrivateKey,
     *,
-    member: str | None,
+    names: list[x509.GeneralName],
     clock: Clock,
 ) -> x509.Certificate:
     now = datetime.datetime.fromtimestamp(clock.time_us() / 1e6, datetime.UTC)
@@ -59,12 +63,19 @@ def _sign(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=DAYS))
-        .add_extension(x509.BasicConstraints(ca=member is None, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=not names, path_length=None), critical=True)
     )
-    if member is not None:
-        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(IDENTITY + member)])
-        builder = builder.add_extension(names, critical=False)
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(signer, hashes.SHA256())
+
+
+def _names(member: str, host: str) -> list[x509.GeneralName]:
+    try:
+        address: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        address = x509.DNSName(host)
+    return [x509.UniformResourceIdentifier(IDENTITY + member), address]
 
 
 def contexts(folder: Path, member: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:

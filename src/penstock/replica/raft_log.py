@@ -194,13 +194,14 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
             if before_lsn > self.lsn_at(self.last) + 1:
                 raise Invalid(f"cannot drop records before {before_lsn}: the last one is {self.lsn_at(self.last)}")
             before = min(self.index_of(before_lsn), self.committed + 1, max(needed_from, self._log.first))
-            first = max((start for start in self._log.segment_starts() if start <= before), default=self._log.first)
-            if first > self._log.first:
-                base = LogBase(first - 1, self.term_at(first - 1), self.lsn_at(first - 1))
-                self._state.save(msgspec.structs.replace(self._state.state, bases=(self.base, base)))
+            starts = [start for start in self._log.segment_starts() if self._log.first < start <= before]
+            bases = [LogBase(at - 1, self.term_at(at - 1), self.lsn_at(at - 1)) for at in starts]
+            if bases:  # of each segment: a crash may leave any of them as the first
+                self._state.save(msgspec.structs.replace(self._state.state, bases=(self.base, *bases)))
             self._log.truncate_front(before)  # also if nothing is dropped: it raises if the log is closed or failed
-            if first > self.base.index + 1 and self._log.first == first:
-                self.base = base
+            first = int(self._log.first)
+            if first > self.base.index + 1:
+                self.base = next(base for base in bases if base.index == first - 1)
                 del self._own[: bisect_left(self._own, first)]
                 kept = bisect_right(self._term_starts, first, key=_first)
                 if kept:

@@ -3,8 +3,8 @@
 The file is replaced as a whole, by a rename, each time a term or a vote changes or the log's front is cut.
 
 Thread: the loop's, and truncation under the lock of `RaftLog`.
-Invariants: (1) what `save` returned from is durable. (2) `bases` has the entry before the log's first one, before and
-after a cut: a crash between saving and cutting leaves either.
+Invariants: (1) what `save` returned from is durable. (2) `bases` has the entry before the log's first one, whichever
+segment that is after a crash within a cut.
 """
 
 from __future__ import annotations

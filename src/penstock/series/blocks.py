@@ -313,7 +313,9 @@ class Block:
         """Decode the chunk of one run or time column and return its items, as 64-bit words."""
         chunk = int(layout.chunks[number])
         decoded = self._decoded(chunk, layout.kind, data)
-        at = int(layout.starts[number] - layout.starts[np.searchsorted(layout.chunks, chunk)])
+        at = 0
+        if number and layout.chunks[number - 1] == chunk:
+            at = int(layout.starts[number] - layout.starts[np.searchsorted(layout.chunks, chunk)])
         if not 0 <= at <= at + count <= len(decoded):
             _refuse("a run reaches past its chunk")
         return decoded[at : at + count]
@@ -345,12 +347,14 @@ class Block:
         for run, column, count in zip(picked.tolist(), columns.tolist(), runs["count"][picked].tolist(), strict=True):
             if column not in cuts:
                 whole = self._items(times, column, count, data).view(np.int64)
-                low, high = np.searchsorted(whole, (start, end)).tolist()
-                wanted = slice(low, high) if steps is None else low + steps.last(whole[low:high])
+                low, high = int(whole.searchsorted(start)), int(whole.searchsorted(end))
+                wanted = slice(low, high) if steps is None else steps.wanted(whole, low, high)
                 cuts[column] = wanted, whole[wanted]
             wanted, some = cuts[column]
             moments.append(some)
             bits.append(self._items(values, run, count, data)[wanted])
+        if len(picked) == 1:
+            return Samples(np.full(len(bits[0]), runs["id"][picked[0]]), moments[0], bits[0])
         ids = np.repeat(runs["id"][picked], [len(some) for some in moments])
         return Samples(ids, np.concatenate(moments), np.concatenate(bits))
 

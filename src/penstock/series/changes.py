@@ -323,7 +323,7 @@ def _shown_bytes(samples: SampleBlock, labels_size: int) -> int:
 def _part(types: Types | None, samples: SampleBlock, preimages: bool) -> ChangePart:
     header = _HEADER.pack(_INSERTS if types is None else _CHANGES, preimages, len(samples))
     stored = b"" if types is None else types.tobytes()
-    return ChangePart(len(samples), b"".join((header, stored, *encode_block(samples))))
+    return ChangePart(len(samples), (header, stored, *encode_block(samples)))
 
 
 def read_changes(data: bytes) -> tuple[bytes, pa.RecordBatch]:

@@ -50,6 +50,12 @@ class SampleSteps:
         """Return the places of such samples among the ascending times of one series."""
         return np.flatnonzero(np.append(self._changes(times), True)) if len(times) else np.zeros(0, np.int64)
 
+    def wanted(self, times: I64, low: int, high: int) -> Any:
+        """Return such samples of one series between two places: as a slice, or as places."""
+        if low < high and times[high - 1] <= self.start:  # an instant has no step before its only one
+            return slice(high - 1, high)
+        return low + self.last(times[low:high])
+
     def thinned(self, samples: Samples) -> Samples:
         """Return such samples of several series, which are sorted by series and time."""
         if not len(samples):

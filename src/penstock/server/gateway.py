@@ -70,7 +70,9 @@ class Gateway:
         self._port = port = store.port
         self._random = random
         self._clock = clock = store.clock
-        self._owner = wire.Owner(store.identity, absolute(store.path), detached, store.durability.value, store.uuid)
+        self._owner = wire.Owner(
+            store.identity, absolute(store.path), detached, store.durability.value, store.uuid, store.takes_writes
+        )
         self._applied = AppliedReading(port)
         self._taker = GroupTaker(port, self.fault)
         self._snapshots: LeasedObjects[SnapshotPort] = LeasedObjects(

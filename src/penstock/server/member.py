@@ -29,6 +29,7 @@ from penstock.replica.replicated import Replicated
 from penstock.replica.state import StateFile
 from penstock.replica.tcp_link import TcpLink
 from penstock.server.service import Service
+from penstock.server.tcp import serve_tcp
 from penstock.store.following import RAFT_FILE
 from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, read_uuid, write_identity
 from penstock.store.settings import StoreSettings
@@ -53,12 +54,16 @@ class Member:
         certificates: Path,
         settings: StoreSettings | None = None,
         times: RaftTimes | None = None,
+        serve: tuple[str, int] | None = None,
+        tokens: Path | None = None,
     ) -> None:
+        """`serve` is where clients connect over TCP, with `tokens` for their rights."""
         if name not in addresses:
             raise Invalid(f"{name} is not among the members {sorted(addresses)}")
         if len(cluster) != IDENTITY_BYTES:
             raise Invalid(f"a cluster is identified by {IDENTITY_BYTES} bytes, the same for every member")
         self.path, self.name = str(path).rstrip("/"), name
+        self._serve, self._tokens, self._certificates = serve, tokens, certificates
         self._settings = settings or StoreSettings()
         self._fs, self._clock, self._random = OsFileSystem(), SystemClock(), system_random()
         self._changed = threads.condition("server.member")
@@ -145,6 +150,9 @@ class Member:
         try:
             if self._settings.serve and self._settings.background:
                 Service(store, random=self._random)
+                if self._serve is not None and self._tokens is not None:
+                    certificate, key = (self._certificates / f"{self.name}.{end}" for end in ("pem", "key"))
+                    serve_tcp(store, *self._serve, certificate=certificate, key=key, tokens=self._tokens)
         except BaseException:
             store.close()
             raise

@@ -369,6 +369,11 @@ class OpenedParts(Tables):
         self._clock.save_note(self._fs, f"{self.path}/TIME", self.identity)
 
     @property
+    def takes_writes(self) -> bool:
+        """Whether this store accepts writes: always, except that of a member that does not lead."""
+        return self._consensus.is_leader
+
+    @property
     def is_failed(self) -> bool:
         """Whether writes are refused because one failed."""
         return self._coordinator.state is State.FAILED

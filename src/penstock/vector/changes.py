@@ -85,7 +85,7 @@ def _part(changes: list[Change]) -> ChangePart:
     vectors = [record[0] for record in records if record is not None]
     lengths = struct.pack(f"<{2 * len(ids)}I", *map(len, ids), *map(len, attributes))
     header = _HEADER.pack(_FORM, has_records, len(changes))
-    return ChangePart(len(changes), b"".join((header, bytes(types), lengths, *ids, *attributes, *vectors)))
+    return ChangePart(len(changes), (b"".join((header, bytes(types), lengths, *ids, *attributes, *vectors)),))
 
 
 def change_schema(options: VectorOptions) -> pa.Schema:

@@ -242,6 +242,34 @@ def test_a_request_of_prometheus_takes_the_short_way(monkeypatch: pytest.MonkeyP
     assert tables[0].series.encode() == tables[1].series.encode()
 
 
+REPEATED = b"".join(block(1, labels(__name__="m", n=str(n % 5)) + sample(n / 7, T + n)) for n in range(8))
+WARM = LabelCache()
+decode_write(snappy(REPEATED), 1, WARM)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, len(REPEATED) - 1), st.integers(0, 255)), max_size=3),
+    st.tuples(st.integers(0, len(REPEATED)), st.integers(0, 40)),
+    st.binary(max_size=20),
+)
+def test_a_damaged_request_of_known_series_is_decoded_as_by_a_new_server(
+    changes: list[tuple[int, int]], cut: tuple[int, int], added: bytes
+) -> None:
+    data = bytearray(REPEATED)
+    for place, byte in changes:
+        data[place] = byte
+    data[cut[0] : sum(cut)] = added
+    found: list[Any] = []
+    for cache in (None, WARM):
+        try:
+            received = decode_write(snappy(bytes(data)), 1, cache)
+            columns = [received.index.tolist(), received.times_us.tolist(), received.values.tobytes()]
+            found.append(([*received.series], *columns, [*received.metadata], received.left_out))
+        except Invalid as refused:
+            found.append(str(refused))
+    assert found[0] == found[1]
+
+
 def test_a_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.http.samples.CACHED_BYTES_MAX", 10_000)
     cache = LabelCache()

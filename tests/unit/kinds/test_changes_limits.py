@@ -26,6 +26,7 @@ from penstock.lsm.maintenance import COMPANION
 from penstock.lsm.rows import KEY_BYTES_MAX, NEVER, VALUE_BYTES_MAX
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_settings import Stall
+from penstock.lsm.view import View
 from penstock.lsm.writer import ROW_BYTES_MAX
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.vector import changes as vector_changes
@@ -58,7 +59,7 @@ def test_the_largest_values_and_their_preimages_fit_into_rows() -> None:
     value = bytes(VALUE_BYTES_MAX)
     parts = list(kv_changes._in_parts([((kind, b"k", value), NEVER) for kind in (PREIMAGE, POSTIMAGE)]))
     assert [part.rows for part in parts] == [1, 1]
-    assert max(len(part.data) for part in parts) < ROW_BYTES_MAX - KEY_BYTES_MAX
+    assert max(part.size for part in parts) < ROW_BYTES_MAX - KEY_BYTES_MAX
 
 
 def test_a_part_may_end_with_a_preimage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +123,36 @@ def test_many_changes_of_one_record_go_to_files(monkeypatch: pytest.MonkeyPatch)
         assert (kinds.count("insert"), kinds.count("delete")) == (300, 250)
         store = open_simulated(disk.image().restore("strict"), clock)
         table = store.kv("t")
+
+
+def test_a_range_delete_holds_few_of_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of a range are recorded while they are read."""
+    monkeypatch.setattr(kv_changes, "PART_BYTES", 500)
+    read, at_parts, scan, part = [0], list[int](), View.scan, kv_changes._part
+
+    def counting(view: View, *args: Any, **options: Any) -> Any:
+        for row in scan(view, *args, **options):
+            read[0] += 1
+            yield row
+
+    def noting(*args: Any) -> Any:
+        at_parts.append(read[0])
+        return part(*args)
+
+    with open_simulated(SimulatedDisk()) as store:
+        table = store.kv("t", changes=True)
+        table.put_many({b"%04d" % number: b"x" for number in range(1_000)}, durable=True)
+        monkeypatch.setattr(View, "scan", counting)
+        monkeypatch.setattr(kv_changes, "_part", noting)
+        table.delete_range(b"0010", b"0990", durable=True)
+        assert at_parts[0] < 100
+        assert len(at_parts) > 20
+        with store.batch() as batch:  # ranges that overlap, and a key that is written again
+            batch.kv("t").delete_range(b"0000", b"0005")
+            batch.kv("t").delete_range(b"0003", b"0008")
+            batch.kv("t").put(b"0004", b"y")
+        monkeypatch.undo()
+        assert follow({}, changes_of(store, "t"), preimages=False) == dict(table.scan())
 
 
 def _counted(act: Any, calls: list[int]) -> Any:

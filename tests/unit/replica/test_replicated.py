@@ -33,7 +33,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_certificates(folder / "certificates", NAMES, SystemClock())
+        make_certificates(folder / "certificates", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
         self.addresses = {name: ("127.0.0.1", _free_port()) for name in NAMES}
         self.members: dict[str, Replicated] = {}
         for name in NAMES:
@@ -210,7 +210,7 @@ def test_a_member_that_sends_nonsense_is_disconnected(cluster: Cluster) -> None:
 
 def test_a_certificate_of_another_authority_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.write(b"before")
-    make_certificates(tmp_path / "others", NAMES, SystemClock())
+    make_certificates(tmp_path / "others", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
     (tmp_path / "others" / "authority.pem").write_bytes((cluster.folder / "certificates/authority.pem").read_bytes())
     with suppress(ssl.SSLError, ConnectionError), _connect(cluster, "a", "c", tmp_path / "others") as sock:
         sock.sendall(struct.pack(">I", 9) + pack(Vote(1)))

@@ -49,6 +49,7 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
     detached: bool
     durability: str
     uuid: bytes  # of the store
+    takes_writes: bool = True  # a member of a cluster does while it leads
 
 
 class ListTables(_Message, frozen=True):
