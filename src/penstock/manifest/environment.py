@@ -378,8 +378,8 @@ class LmdbEngine:
     def _check_open(self) -> None:
         if self._env is None:
             raise Closed(f"{self._path} is closed: open it again")
-        if self._unchecked is not None and self._unchecked.damage is not None:
-            raise self._unchecked.damage
+        if self._unchecked is not None:
+            self._unchecked.raise_damage()
 
     # -- opening
 

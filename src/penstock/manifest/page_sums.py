@@ -28,6 +28,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import CorruptionError
+from penstock.host import threads
 from penstock.host.files import File
 from penstock.manifest.pages import TreeRoot
 
@@ -144,6 +145,12 @@ class UncheckedPages:
         at = min(number, len(self._sums)) * self._page_bytes
         return CorruptionError(self._path, at, "this page changed since the file was closed")
 
+    def raise_damage(self) -> None:
+        """Raise the damage that was found, if any."""
+        damage = self.damage
+        if damage is not None:  # a new error each time: one that is raised again collects the frames of all callers
+            raise CorruptionError(damage.path, damage.offset, damage.reason)
+
     def walk(self, tree: TreeRoot) -> None:
         """Compare every page of a tree."""
         self._pages.walk(tree, self.check)
@@ -173,11 +180,11 @@ class UncheckedPages:
             self.check_table(table)
 
     def _try(self, table: str, compare: Callable[[], bool | None]) -> bool:
-        if self.damage is not None:
-            raise self.damage
+        self.raise_damage()
         try:
             return compare() is not False
         except Exception as error:
+            threads.raise_interrupt(error)  # a `TimeoutError` of an alarm: not of the disk
             if table not in self.trees:  # another thread compared all of it; since then its pages may have changed
                 return True
             if isinstance(error, OSError):

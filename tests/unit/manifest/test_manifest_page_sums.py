@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import xxhash
 from google_crc32c import value as crc32c
+from interrupts import interrupted_at
 
 from penstock.errors import CorruptionError
 from penstock.host.os_files import OsFileSystem
@@ -21,7 +23,7 @@ from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.jobs import JobQueue
 from penstock.manifest.keys import ChunkKey, WalStateKey
 from penstock.manifest.manifest import Manifest
-from penstock.manifest.operations import ManifestOp, PutWalState, UpsertChunk
+from penstock.manifest.operations import DeleteChunk, ManifestOp, PutWalState, UpsertChunk
 from penstock.manifest.page_sums import PageReader, UncheckedPages
 from penstock.manifest.pages import read_meta
 from penstock.manifest.records import ChunkEntryRecord, WalStateRecord
@@ -313,6 +315,76 @@ def test_a_large_file_is_read_again_and_again(path: str, original: tuple[bytes, 
                 manifest.apply([PutWalState(WalStateKey(turn + 3, shard), WalStateRecord()) for shard in range(100)])
     with Manifest.open(path) as manifest:
         assert dict(all_rows(manifest)["chunk_catalog"]) == model
+
+
+def test_reads_and_writes_at_once(path: str, original: tuple[bytes, bytes, Rows]) -> None:
+    """Readers of tables that are not compared yet, a writer that changes them, and the maintenance."""
+    values = dict(original[2]["chunk_files"])
+    names, errors, stop = sorted(values), list[BaseException](), threading.Event()
+
+    def read(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            while not stop.is_set():
+                name, other = sorted(chance.sample(names, 2))
+                with engine_of(manifest).read() as view:
+                    assert view.get("chunk_files", name) == values[name]
+                    assert view.get("chunk_catalog", ChunkKey(9, 9).pack()) is None
+                    assert len(list(view.scan("chunk_files", name, other[: len(name)] + b"\0"))) >= 1
+        except BaseException as error:
+            errors.append(error)
+
+    for _ in range(3):
+        with Manifest.open(path) as manifest:
+            readers = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
+            for reader in readers:
+                reader.start()
+            for number in range(ROWS + 1, ROWS + 60):
+                manifest.apply([chunk_op(number), PutWalState(WalStateKey(1, 1), WalStateRecord())])
+                if number == ROWS + 30:
+                    engine_of(manifest).maintain()
+            stop.set()
+            for reader in readers:
+                reader.join()
+            stop.clear()
+        assert errors == []
+
+
+def test_a_long_list_of_free_pages_is_compared(path: str) -> None:
+    with Manifest.open(path) as manifest:
+        manifest.apply([DeleteChunk(ChunkKey(1 + number % 7, number)) for number in range(1, ROWS - 50)])
+    for number in range(5):
+        with Manifest.open(path) as manifest:
+            manifest.apply([chunk_op(number + 1)])
+            assert len(all_rows(manifest)["chunk_catalog"]) == 51 + number + 1
+    content, numbers = bytearray(Path(path).read_bytes()), sorted(pages_in_use(path)[page_sums.FREE_PAGES])
+    content[numbers[len(numbers) // 2] * PAGE + 50] ^= 1
+    Path(path).write_bytes(content)
+    with Manifest.open(path) as manifest, pytest.raises(CorruptionError, match=re.escape(path)):
+        manifest.apply([chunk_op(100)])
+
+
+@pytest.mark.parametrize("alarm", [False, True])
+def test_an_interrupt_while_pages_are_compared_is_not_damage(
+    path: str, original: tuple[bytes, bytes, Rows], alarm: bool
+) -> None:
+    with Manifest.open(path) as manifest:
+        unchecked = engine_of(manifest)._unchecked
+        assert unchecked is not None
+        trees, interrupts = dict(unchecked.trees), 0
+
+        def compare() -> None:
+            assert unchecked is not None
+            unchecked.check_read("wal_state", b"", None)
+            unchecked.check_table("wal_state")
+
+        for point in range(1, 400, 7):
+            unchecked.trees.update(trees)
+            unchecked._same[:] = bytes(len(unchecked._same))
+            interrupts += interrupted_at(point, compare, alarm=alarm) >= point
+            assert unchecked.damage is None
+        assert interrupts > 5
+        assert all_rows(manifest) == original[2]
 
 
 def pages_compared_by_opening(path: str) -> int:

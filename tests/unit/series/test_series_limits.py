@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def small(store: Any, **options: Any) -> Any:
     return store.series("metrics", options=penstock.SeriesOptions(**options))
 
 
-def flood(numbers: range, metric: str = "cpu") -> pa.Table:
+def flood(numbers: Sequence[int], metric: str = "cpu") -> pa.Table:
     count = len(numbers)
     return pa.table(
         {"metric": [metric] * count, "n": list(map(str, numbers)), "time": [T0] * count, "value": np.zeros(count)}
@@ -234,6 +235,49 @@ def test_a_limit_is_exact_while_writes_are_applied(
                 metrics.write_arrow(flood(range(9, 10)), durable=True)
             writer.flush()
             assert metrics.cardinality().metrics == {"cpu": 9}
+
+
+def test_writers_that_share_new_series_fill_a_table_to_its_limit(tmp_path: Path) -> None:
+    """Nobody is refused before it is full, however writes, flushes and compactions come together; then everybody is."""
+    with penstock.open(tmp_path / "store") as store:
+        metrics, failed = small(store, metric_series_max=120, series_max=200), list[BaseException]()
+
+        def fill(writer: Any, seed: int) -> None:
+            chance, table = random.Random(seed), writer.series("metrics")
+            left = [("cpu", number) for number in range(120)] + [("mem", number) for number in range(80)]
+            chance.shuffle(left)
+            while left:
+                some = [left.pop() for _ in range(min(len(left), chance.randrange(1, 20)))]
+                for metric in {metric for metric, _ in some}:
+                    numbers = [number for other, number in some if other == metric]
+                    if chance.random() < 0.3:
+                        for number in numbers:
+                            table.write(metric, 1.0, {"n": str(number)}, time=T0)
+                    else:
+                        table.write_arrow(flood(numbers, metric), durable=chance.random() < 0.5)
+            writer.flush()
+
+        def guarded(writer: Any, seed: int) -> None:
+            try:
+                fill(writer, seed)
+            except BaseException as error:
+                failed.append(error)
+
+        with penstock.connect(store.path) as client:
+            writers = [threading.Thread(target=guarded, args=(client if seed else store, seed)) for seed in range(3)]
+            for thread in writers:
+                thread.start()
+            while any(thread.is_alive() for thread in writers):
+                store.checkpoint()
+                store.compact("metrics")
+            for thread in writers:
+                thread.join(30)
+            assert not failed
+            for writer in (store, client):
+                for metric in ("cpu", "mem"):
+                    with pytest.raises(Invalid, match="holds 200 series and this write adds 1"):
+                        writer.series("metrics").write(metric, 1.0, {"n": "new"}, time=T0, durable=True)
+        assert metrics.cardinality().metrics == {"cpu": 120, "mem": 80}
 
 
 @pytest.mark.parametrize("connected", [False, True])
