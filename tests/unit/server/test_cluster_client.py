@@ -11,9 +11,8 @@ import pytest
 from test_guard import write_tokens
 
 import penstock
+from penstock.cli.certificates import make_member_certificates
 from penstock.errors import Invalid, NotLeader
-from penstock.host.clock import SystemClock
-from penstock.replica.certificates import make_certificates
 from penstock.replica.raft import RaftTimes
 from penstock.server.member import Member
 
@@ -25,7 +24,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_certificates(folder / "certificates", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
+        make_member_certificates(str(folder / "certificates"), dict.fromkeys(NAMES, "127.0.0.1"))
         self.tokens = write_tokens(folder / "tokens.toml", admin='"*" = "admin"')
         ports = [_free_port() for _ in range(6)]
         self.addresses = {name: ("127.0.0.1", port) for name, port in zip(NAMES, ports[:3], strict=True)}
