@@ -62,6 +62,7 @@ def test_every_page_runs_somewhere() -> None:
     here = {page.name for page in PAGES if not needs_spark(page)}
     assert here == {
         "changes.md",
+        "cluster.md",
         "kv.md",
         "metrics.md",
         "operations.md",
