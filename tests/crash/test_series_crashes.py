@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from series_place import Contents, SeriesPlace
 from series_scenario import SeriesScenario
-from shared import Sampled
+from shared import SomeRecoveries
 from test_series_changes import changes_of, follow, in_any_order
 
 import penstock
@@ -49,7 +49,7 @@ class ShortSeries(SeriesScenario):
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(Sampled(ShortSeries(), 5, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    report = explore(SomeRecoveries(ShortSeries(), 5), modes=("strict",), recovery_modes=("strict",))
     assert report.missing_in_recovery("rename .sst", "commit /manifest") == []
 
 
@@ -144,7 +144,7 @@ class FedSeries(SeriesScenario):
 
 
 def test_the_feed_of_a_series_shard_after_crashes() -> None:
-    explore(Sampled(FedSeries(), 3), modes=("strict",), depth=1)
+    explore(FedSeries(), modes=("strict",), depth=1, every=3)
 
 
 def test_a_feed_stored_after_its_shard_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 from penstock.errors import KindMismatch, PenstockError
 from penstock.host.clock import Clock
+from penstock.host.files import FileSystem
 from penstock.journal.partitions import PartitionId
 from penstock.kinds.core import Kind
 from penstock.kinds.port import BuildContext, Piece, Port
@@ -143,6 +144,9 @@ class FileKeeping(Protocol):
 
     def damaged_files(self, machine: Any) -> list[tuple[str, str]]:
         """Read all of these files; return (path, reason) for each damage."""
+
+    def rows_in_files(self, fs: FileSystem, folder: str, identity: bytes) -> Iterator[Any]:
+        """Return record batches of what can be read in the folder of a shard that cannot be opened."""
 
 
 class ExpectedRow(NamedTuple):

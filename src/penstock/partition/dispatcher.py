@@ -206,12 +206,12 @@ class Dispatcher(Moments):
                 with self.turn:  # a sync failed, and there was no write since
                     partition.failures, partition.late, partition.guarded = 1, True, True
                     partition.error = partition.error or DiskFailed("a sync of its files failed")
-            if partition.backlog or partition.failures:
+            if partition.first_waiting is not None or partition.failures:
                 self.backlogs.schedule(partition)
         with self.turn:
             self.admission.guard(partitions)
         self.backlogs.workers.staff()
-        return len(self._unopened) + sum(1 for partition in partitions if partition.backlog)
+        return len(self._unopened) + sum(1 for partition in partitions if partition.first_waiting is not None)
 
     def press(self, table: int, shard: int, tree: Tree | None) -> None:
         """Slow the writers of a shard whose tree is slow; None: it is not any more."""
@@ -255,7 +255,7 @@ class Dispatcher(Moments):
             for partition in self._partitions.values():
                 behind, descriptor = self.admission.reading_refused(partition), partition.descriptor
                 if behind is not None:
-                    lsn = partition.backlog[0].lsn if partition.backlog else 0
+                    lsn = partition.first_waiting or 0
                     troubles.append(Trouble(descriptor.name, descriptor.shard, str(behind), lsn))
             return troubles
 

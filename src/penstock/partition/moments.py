@@ -91,6 +91,7 @@ class Moments(Roster):
                     )
                 if not partition.is_claimed:
                     self.backlogs.schedule(partition)
+                    self.backlogs.workers.staff()
                 marker.wait(min(left_s, POLL_S, self.admission.settings.stall_s))
         except BaseException:
             marker.abandon()
