@@ -295,7 +295,7 @@ def test_a_commit_of_very_many_series_is_divided(monkeypatch: pytest.MonkeyPatch
         hosts = [f"{number}" + "x" * 500 for number in range(200)]
         columns = {"metric": ["cpu"] * 200, "host": hosts, "time": [5] * 200, "value": [1.0] * 200}
         table.write_arrow(pa.table(columns), durable=True)
-        state = store.port.machine(next(iter(table._partitions))).snapshot()
+        state: Any = store.port.machine(next(iter(table._partitions))).snapshot()
         parts = list(state.feed.parts(1, 1 << 60))
         state.close()
         assert len(parts) >= 5
