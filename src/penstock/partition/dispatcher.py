@@ -360,7 +360,8 @@ class Dispatcher(Moments):
     def hanging(self) -> set[str]:
         """Return the tables in whose files a thread still works."""
         opening = [self.ledger.table_by_id(table_of(one)) for one, it in list(self._opening.items()) if it.is_running]
-        used = {partition.descriptor.name for partition in list(self._partitions.values()) if partition.is_used}
+        partitions = [*list(self._partitions.values()), *self.backlogs.dropped.copy()]
+        used = {partition.descriptor.name for partition in partitions if partition.is_used}
         return used | {info.name for info in opening if info is not None}
 
     def close(self) -> None:
