@@ -240,8 +240,8 @@ class Host(Protocol):
     def identity(self) -> bytes:
         """The store's UUID."""
 
-    def machine(self, partition: PartitionId) -> Any:
-        """Return the state machine of a shard, opened on first use."""
+    def machine(self, partition: PartitionId, timeout_s: float = 60.0) -> Any:
+        """Return the state machine of a shard, opened on first use, and wait until it has every write so far."""
 
     def opened(self, partition: PartitionId) -> Any:
         """Return the state machine of a shard if it is open, else None."""

@@ -158,6 +158,7 @@ class Backlogs:
         self._on_applied = on_applied
         self._on_released = on_released  # called, with the turn, for a dropped partition that nobody uses any more
         self.behind: set[Partition] = set()  # partitions with a backlog; emptiness is read without the turn
+        self.dropped: set[Partition] = set()  # guarded by the turn: dropped, and a thread is still in their files
         self.left: list[Partition] = []  # partitions with new entries that no thread was given yet
         self.workers = Workers(0, clock=clock, stall_s=settings.stall_s)
         self.moved = threads.condition("partition.moved")  # notified when a backlog gets shorter
@@ -225,7 +226,13 @@ class Backlogs:
             self._count(partition, -len(partition.backlog), -partition.backlog_bytes)
             self.behind.discard(partition)
         partition.is_dropped = True
-        if not partition.is_claimed:
+        self.dropped.add(partition)
+        self.release_dropped(partition)
+
+    def release_dropped(self, partition: Partition) -> None:
+        """Let the files of a dropped partition be deleted, once no thread is in them. Requires: the turn."""
+        if partition in self.dropped and not partition.is_used:
+            self.dropped.discard(partition)
             self._on_released(partition)
 
     def detach(self, partition: Partition, refusal: PenstockError) -> None:
@@ -244,7 +251,7 @@ class Backlogs:
         partition.claim = None
         if partition.is_dropped:
             self.behind.discard(partition)
-            self._on_released(partition)
+            self.release_dropped(partition)
             return
         if partition.first_waiting is not None:
             self.behind.add(partition)

@@ -152,6 +152,10 @@ class Dispatcher(Moments):
                 if entry is not None:
                     yield entry
 
+    def entries_after(self, partition: PartitionId, lsn: int) -> Iterator[Entry]:
+        """Yield the entries of a partition that are in the journal, after an LSN."""
+        return self._replay(partition, lsn + 1, self.published)
+
     def _offer(self, number: PartitionId, entry: Entry) -> None:
         """Apply an entry that only touches memory, or add it to the backlog of its partition."""
         partition = self._partitions.get(number)
@@ -360,7 +364,8 @@ class Dispatcher(Moments):
     def hanging(self) -> set[str]:
         """Return the tables in whose files a thread still works."""
         opening = [self.ledger.table_by_id(table_of(one)) for one, it in list(self._opening.items()) if it.is_running]
-        used = {partition.descriptor.name for partition in list(self._partitions.values()) if partition.is_used}
+        partitions = [*list(self._partitions.values()), *self.backlogs.dropped.copy()]
+        used = {partition.descriptor.name for partition in partitions if partition.is_used}
         return used | {info.name for info in opening if info is not None}
 
     def close(self) -> None:

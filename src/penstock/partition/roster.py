@@ -150,6 +150,14 @@ class Roster(ABC):
             self.backlogs.schedule(opened)
         return opened
 
+    def begin_opening(self, partition: PartitionId) -> None:
+        """Let a worker open a partition, if it is not open."""
+        with self.turn:
+            if partition in self._partitions or self._closed or not self.ledger.is_alive(partition):
+                return
+            opening = self._opening.setdefault(partition, PartitionOpening(self._clock.monotonic_s()))
+        self._give(opening, lambda: self._run_opening(partition, opening))
+
     def _await_opening(self, partition: PartitionId, opening: PartitionOpening) -> None:
         """Let a worker open a partition, and wait for that as long as for any file."""
         stall_s = self.admission.settings.stall_s

@@ -60,7 +60,7 @@ class VectorService(TableService):
         """Search one vector: `request` is (vector of the right length, k, probes, where)."""
         vector, k, probes, where = request
         machine: VectorMachine = self._host.machine(self._partition)
-        live, square = machine.live, float(vector.dot(vector))
+        live, square = machine.live, float(np.vdot(vector, vector))  # `dot` warns where float32 overflows
         cache = live.cache
         if not SQUARE_MIN < square < SQUARE_MAX:
             check_vectors(vector.reshape(1, -1), self._options)  # NaN, or zero with cosine

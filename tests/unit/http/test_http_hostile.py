@@ -6,9 +6,11 @@ import gzip
 import json
 import socket
 import struct
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
-from owner_processes import hurry, until
+from owner_processes import faulty_owner, hurry, until
 from test_http_application import PROTOBUF, Client
 from test_http_remote_write import T, block, labels, sample, snappy, varint
 
@@ -427,6 +429,63 @@ def test_writes_go_on_when_there_is_an_owner_again(tmp_path: Path) -> None:
             for body in (b"cpu,n=2 value=2 1000000000", b"cpu,n=3 value=3 1000000000"):  # as senders do
                 until(lambda body=body: door.send("/write", body)[0] == 204)
             assert sorted(owner.series("metrics").select("cpu").column("value").to_pylist()) == [1.0, 2.0, 3.0]
+
+
+def test_writes_go_on_after_the_disk_of_the_owner_failed(tmp_path: Path) -> None:
+    """Nothing that was answered with 204 is missing, and the door recovers by itself when the owner has."""
+    fails, folder, answers = tmp_path / "fails", tmp_path / "store", dict[int, int]()
+    with penstock.open(folder) as owner:
+        owner.series("metrics")
+    with faulty_owner(folder, fails), penstock.connect(folder) as store:
+        hurry(store, 1.0)
+        store._port._flusher._send_s = 0.3
+        with serve_http(store, HttpSettings(table="metrics", write=True)) as port:
+            door = Client(port)
+
+            def send(number: int) -> int:
+                answers[number] = door.send("/write", b"cpu,n=%d value=%d 1000000000" % (number, number))[0]
+                return answers[number]
+
+            assert send(0) == 204
+            fails.write_text("")
+            with ThreadPoolExecutor(6) as pool:
+                failing = list(pool.map(send, range(1, 7)))  # two of everything at once
+                assert set(failing) <= {204, 503, 429}
+                fails.unlink()
+                until(lambda: all(answer == 204 for answer in pool.map(send, range(1, 13))))
+        found = store.series("metrics").select("cpu").column("value").to_pylist()
+    assert sorted(found) == list(range(13))
+
+
+def test_one_request_recovers_and_the_others_are_told_to_wait(store: Any) -> None:
+    """While one request recovers a poisoned connection, others get 503, and nothing is written twice."""
+    began, ends, calls = threading.Event(), threading.Event(), []
+
+    class Poisonous:
+        port = store.port
+
+        def series(self, *given: Any, **named: Any) -> Any:
+            if not ends.is_set():
+                raise Poisoned("writes failed: call recover()")
+            return store.series(*given, **named)
+
+        def recover(self) -> None:
+            calls.append("recover")
+            began.set()
+            assert ends.wait(20)
+
+        def batch(self) -> Any:
+            return store.batch()
+
+    with serve_http(Poisonous(), HttpSettings(table="metrics", write=True)) as port, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(Client(port).send, "/write", b"poison value=1 1000000000")
+        assert began.wait(20)
+        status, _, headers = Client(port).send("/write", b"poison value=2 1000000000")
+        assert (status, headers["retry-after"]) == (503, "5")
+        ends.set()
+        assert first.result(20)[0] == 204
+    assert calls == ["recover"]
+    assert store.series("metrics").select("poison").column("value").to_pylist() == [1.0]
 
 
 def test_lines_have_a_deadline(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
