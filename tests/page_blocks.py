@@ -1,8 +1,9 @@
 """The code blocks of a page, run in order from top to bottom, as a reader who types them in would.
 
 Nothing is there before the first block: no store, no name. `/abs/` stands for the folder of the test, and the host
-`db.example` for this machine. Of shell blocks, the lines that call `penstock` run, `penstock serve` in the background.
-A TOML block is the file of tokens.
+`db.example` for this machine. Of shell blocks, the lines that call `penstock` run, `penstock serve` and those that end
+in `&` in the background. `TOKEN` stands for the one that a command printed, and a port of 127.0.0.1 for a free one. A
+TOML block is the file of tokens.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +54,7 @@ class PageRun:
         self._folder = folder
         self._substitutes = {**(substitutes or {}), "/abs/": f"{folder}/"}
         self._servers: list[subprocess.Popen[str]] = []
+        self._ports: dict[str, int] = {}
 
     def run(self) -> None:
         """Run every block; a failure names the page and the line."""
@@ -62,7 +66,17 @@ class PageRun:
     def _fitted(self, text: str) -> str:
         for old, new in self._substitutes.items():
             text = text.replace(old, new)
+        text = re.sub(r"127\.0\.0\.1:(7\d{3})", lambda match: f"127.0.0.1:{self._port(match[1])}", text)
         return text.replace("db.example", "localhost")
+
+    def _port(self, written: str) -> int:
+        """A free port for the one that a page names; the one after it is free, too."""
+        if written not in self._ports:
+            for port in range(22_000 + os.getpid() * 16 % 20_000 + 4 * len(self._ports), 65_000, 64):
+                with suppress(OSError), socket.create_server(("", port)), socket.create_server(("", port + 1)):
+                    self._ports[written] = port
+                    break
+        return self._ports[written]
 
     def _python(self, block: Block) -> None:
         source = "\n" * (block.line - 1) + self._fitted(block.source)  # so that a traceback has the page's lines
@@ -80,11 +94,15 @@ class PageRun:
             command = [sys.executable, "-m", "penstock", *words[1:]]
             if words[1] == "serve":
                 self._serve(command)
+            elif words[-1] == "&":
+                self._servers.append(subprocess.Popen(command[:-1], cwd=self._folder, text=True))
             else:
                 ran = subprocess.run(
                     command, cwd=self._folder, capture_output=True, text=True, timeout=RUN_S, check=False
                 )
                 assert ran.returncode == 0, f"{self.page.name}:{block.line} {line}: {ran.stderr}"
+                if ran.stdout.startswith("token="):
+                    self._substitutes["TOKEN"] = ran.stdout.strip().removeprefix("token=")
             self.ran.append(block)
 
     def _serve(self, command: list[str]) -> None:
@@ -108,8 +126,8 @@ class PageRun:
         for server in self._servers:
             server.terminate()
             server.wait(RUN_S)
-            assert server.stdout is not None
-            server.stdout.close()
+            if server.stdout is not None:
+                server.stdout.close()
         for name in ("PENSTOCK_TOKEN", "PENSTOCK_AUTHORITY"):
             os.environ.pop(name, None)
 

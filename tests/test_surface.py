@@ -25,10 +25,10 @@ PUBLIC = {
         DecimalType DispatcherSettings Durability Epoch FileDamage Hit Json KvReader KvRow KvStatistics KvTable
         LeasedMessage LoadReport LogSettings Message Metric MetricMetadata PartitionStatistics Position PreparedLoad
         QueueSettings QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore RestoreReport Retention Rollup
-        SeriesOptions SeriesReader SeriesStatistics SeriesTable ShardBounds StagedFile Store StoreBatch StoreSettings
-        StoreSnapshot StoreStatistics StoreSubscription StoreView StructType TextKvReader TextKvTable Trouble ValueType
-        VectorReader VectorRecord VectorStatistics VectorTable WriteStage
-        __version__ check_backup connect errors open restore serve_tcp union_items union_of
+        SalvageReport SeriesOptions SeriesReader SeriesStatistics SeriesTable ShardBounds StagedFile Store StoreBatch
+        StoreSettings StoreSnapshot StoreStatistics StoreSubscription StoreView StructType TextKvReader TextKvTable
+        Trouble ValueType VectorReader VectorRecord VectorStatistics VectorTable WriteStage
+        __version__ check_backup connect errors open restore salvage serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncMetrics AsyncQueueTable AsyncQueueView

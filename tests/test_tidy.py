@@ -69,8 +69,6 @@ EXEMPT: dict[str, set[str]] = {
         "tempfile.gettempdir",
         "tempfile.mkdtemp",
     },
-    # Keys of a cluster are written before there is a store, readable by their owner alone.
-    "replica/certificates.py": {"os.O_CREAT", "os.O_TRUNC", "os.O_WRONLY", "os.fdopen", "os.open"},
     # Spark's driver: its environment and its java, a folder of its own.
     "spark/sessions.py": {"os.environ", "shutil.which"},
     "spark/exactly_once.py": {"tempfile.mkdtemp"},

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from penstock.series.reader import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics
     from penstock.series.section import MetricMetadata
     from penstock.series.table import SeriesTable
-    from penstock.server.backups import check_backup, restore
+    from penstock.server.backups import check_backup, restore, salvage
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
     from penstock.server.tcp import serve_tcp
     from penstock.store.backup import BackupReport
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from penstock.store.check import CheckReport
     from penstock.store.loading import LoadReport, PreparedLoad
     from penstock.store.restore import FileDamage, RestoreReport
+    from penstock.store.salvage import SalvageReport
     from penstock.store.settings import StoreSettings
     from penstock.store.statistics import PartitionStatistics, StoreStatistics
     from penstock.store.store import Store
@@ -141,6 +142,7 @@ _HOMES = {
     "RestoreReport": "store.restore",
     "Retention": "queue.options",
     "Rollup": "series.options",
+    "SalvageReport": "store.salvage",
     "SeriesOptions": "series.options",
     "SeriesReader": "series.reader",
     "SeriesStatistics": "series.reader",
@@ -168,6 +170,7 @@ _HOMES = {
     "connect": "client.connect",
     "open": "server.opening",
     "restore": "server.backups",
+    "salvage": "server.backups",
     "serve_tcp": "server.tcp",
     "union_items": "lsm.operators",
     "union_of": "lsm.operators",
@@ -220,6 +223,7 @@ __all__ = [
     "RestoreReport",
     "Retention",
     "Rollup",
+    "SalvageReport",
     "SeriesOptions",
     "SeriesReader",
     "SeriesStatistics",
@@ -249,6 +253,7 @@ __all__ = [
     "errors",
     "open",
     "restore",
+    "salvage",
     "serve_tcp",
     "union_items",
     "union_of",

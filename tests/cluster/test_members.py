@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.host.clock import SystemClock
-from penstock.replica.certificates import make_certificates
+from penstock.cli.certificates import make_member_certificates
 from penstock.replica.raft import RaftTimes
 from penstock.server.member import Member
 from penstock.store.settings import StoreSettings
@@ -35,7 +34,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_certificates(folder / "certificates", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
+        make_member_certificates(str(folder / "certificates"), dict.fromkeys(NAMES, "127.0.0.1"))
         self.addresses = {name: ("127.0.0.1", _free_port()) for name in NAMES}
         (folder / "cluster.json").write_text(json.dumps({"cluster": CLUSTER.hex(), "members": self.addresses}))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

@@ -1,4 +1,4 @@
-"""What the crash suites share: scenarios that look at some of their images only, and bugs to be seeded anywhere."""
+"""What crash suites share: scenarios that recover from some of their images only, and bugs to be seeded anywhere."""
 
 from __future__ import annotations
 
@@ -15,21 +15,18 @@ from penstock.testing.crashes import Scenario, Skipped
 Patch = pytest.MonkeyPatch
 
 
-class Sampled:
-    """A scenario that is resumed from every so many images.
+class SomeRecoveries:
+    """A scenario in whose recovery crashes begin at every n-th image: each of them costs a run."""
 
-    With `recovering`, only the images that a crash in recovery begins with are counted: each of them costs a run.
-    """
-
-    def __init__(self, scenario: Scenario, every: int, *, recovering: bool = False) -> None:
-        self._scenario, self._every, self._recovering = scenario, every, recovering
+    def __init__(self, scenario: Scenario, every: int) -> None:
+        self._scenario, self._every = scenario, every
         self._count = 0
 
     def run(self, disk: SimulatedDisk, history: History) -> None:
         self._scenario.run(disk, history)
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
-        if not self._recovering or disk.on_image is not None:  # on the first crash another will follow
+        if disk.on_image is not None:  # the first crash, which another will follow
             self._count += 1
             if self._count % self._every:
                 raise Skipped

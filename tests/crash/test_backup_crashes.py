@@ -15,7 +15,7 @@ from pathlib import Path
 
 import backup_kill_child
 import pytest
-from shared import Sampled, seeded
+from shared import seeded
 from store_model import SETTINGS
 
 import penstock
@@ -118,7 +118,7 @@ def test_every_crash_of_a_backup() -> None:
 
 
 def test_a_process_that_dies_while_it_removes_a_backup() -> None:
-    report = explore(Sampled(BackupScenario(backups=2, keep=1), 4), modes=("restart",), depth=1)
+    report = explore(BackupScenario(backups=2, keep=1), modes=("restart",), depth=1, every=4)
     assert report.missing("unlink .sst") == []
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from feed_model import Change, changes_of, follow, take_in_expired
-from shared import Patch, Sampled, seeded
+from shared import Patch, SomeRecoveries, seeded
 from store_model import open_simulated, read_all
 from store_scenario import Short, StoreScenario, StoreUser, time_of
 
@@ -61,12 +61,12 @@ class ShortFeed(FeedScenario, Short):
 
 
 def test_crashes() -> None:
-    report = explore(Sampled(FeedScenario(), 9), modes=("strict",), depth=1)
+    report = explore(FeedScenario(), modes=("strict",), depth=1, every=9)
     assert report.missing(*STEPS) == []
 
 
 def test_crashes_in_recovery_and_faults() -> None:
-    explore(Sampled(ShortFeed(), 50, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    explore(SomeRecoveries(ShortFeed(), 50), modes=("strict",), recovery_modes=("strict",))
     faults = Faults(kinds=("eio",), operations=("fsync", "commit"), every=13, images_every=61)
     explore(ShortFeed(), modes=("strict",), depth=1, faults=faults)
 

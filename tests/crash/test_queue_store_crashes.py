@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from queue_model import machine_of, open_queues, payloads
 from queue_store_scenario import DroppedQueue, QueueStoreScenario, QueueUser, ShortQueueStore
-from shared import Patch, Sampled, seeded
+from shared import Patch, SomeRecoveries, seeded
 
 from penstock.host.file_operations import remove_folder
 from penstock.partition.ledger import Verdict
@@ -20,7 +20,7 @@ from penstock.queue.positions import ACK, CONDITIONS
 from penstock.queue.qmft import QmftManifest
 from penstock.store.dropped import DroppedShards
 from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
-from penstock.testing.crashes import Scenario, absent
+from penstock.testing.crashes import absent
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -62,27 +62,27 @@ def test_every_torn_crash() -> None:
 
 
 def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
-    report = explore(Sampled(ShortQueueStore(), 3), modes=("kept", "restart"), depth=1)
+    report = explore(ShortQueueStore(), modes=("kept", "restart"), depth=1, every=3)
     assert report.missing("fdatasync /journal/", "create .data", "commit /manifest") == []
     assert report.crashes > 100
 
 
-def drops(scenario: Scenario) -> None:
-    report = explore(scenario, modes=("torn", "kept"), depth=1)
+def drops(every: int) -> None:
+    report = explore(DroppedQueue(), modes=("torn", "kept"), depth=1, every=every)
     assert report.missing("unlink .data", "unlink .arrow", "rmdir /tables/") == []
 
 
 def test_crashes_while_a_dropped_queue_is_removed() -> None:
     """Its records are replayed up to the drop, whatever is left of its files."""
-    drops(Sampled(DroppedQueue(), 3))
+    drops(every=3)
 
 
 def every_drop() -> None:
-    drops(DroppedQueue())
+    drops(every=1)
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(Sampled(ShortQueueStore(), 25, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    report = explore(SomeRecoveries(ShortQueueStore(), 25), modes=("strict",), recovery_modes=("strict",))
     assert report.crashes_in_recovery > 100
 
 

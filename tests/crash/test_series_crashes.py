@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from series_place import SeriesPlace
+from series_place import Contents, SeriesPlace
 from series_scenario import SeriesScenario
-from shared import Sampled
+from shared import SomeRecoveries
+from test_series_changes import changes_of, follow, in_any_order
 
+import penstock
 import penstock.testing.disk_files as disk_module
+from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Memtable, Readable
 from penstock.lsm.tree import Tree
 from penstock.series.keys import DICTIONARY, FORWARD
 from penstock.series.memtable import SeriesMemtable
+from penstock.series.options import SeriesOptions
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
 from penstock.testing.crashes import absent
 
+FED = SeriesOptions(bucket_s=300, changes=penstock.ChangeOptions())
 STEPS = ("fsync .sst", "rename .sst", "rename .idx", "fsync_dir /tables/", "commit /manifest", "unlink .sst")
 
 
@@ -44,7 +49,7 @@ class ShortSeries(SeriesScenario):
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(Sampled(ShortSeries(), 5, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    report = explore(SomeRecoveries(ShortSeries(), 5), modes=("strict",), recovery_modes=("strict",))
     assert report.missing_in_recovery("rename .sst", "commit /manifest") == []
 
 
@@ -108,3 +113,41 @@ def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) ->
         seed_bug(patch)
         with pytest.raises(Violation):
             crashes()
+
+
+# -- the change feed
+
+
+class FedSeries(SeriesScenario):
+    """A shard with a change feed: it leads to what the shard holds, and stays what a reader has seen."""
+
+    records = 5
+    compact_every = 3
+
+    def make(self, disk: SimulatedDisk) -> SeriesPlace:
+        return SeriesPlace(disk, options=FED, grace_s=0)
+
+    def check(self, place: SeriesPlace, history: History) -> None:
+        super().check(place, history)
+        found, rows = changes_of(place), Contents()
+        for _, changes in found:
+            try:
+                rows = follow(rows, changes)
+            except KeyError as error:
+                raise Violation(f"the feed deletes what it has not inserted: {error}") from error
+        if rows != place.select():
+            raise Violation("the feed leads to other samples than the shard holds")
+        seen = [commits for word, *commits in history.events if word == "fed"]
+        if seen and in_any_order(found)[: len(seen[-1])] != seen[-1]:
+            raise Violation("the feed was another")
+        history.note("fed", *in_any_order(found))
+
+
+def test_the_feed_of_a_series_shard_after_crashes() -> None:
+    explore(FedSeries(), modes=("strict",), depth=1, every=3)
+
+
+def test_a_feed_stored_after_its_shard_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Maintenance, "_store_within_job", lambda self, tree: None)
+    with pytest.raises((Violation, AssertionError)):
+        explore(FedSeries(), modes=("strict",), depth=1)

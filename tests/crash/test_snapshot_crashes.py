@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from shared import Patch, Sampled
+from shared import Patch, SomeRecoveries
 from store_model import open_simulated
 
 from penstock.errors import Invalid
@@ -89,14 +89,14 @@ class Repairing:
 
 
 def test_crashes() -> None:
-    report = explore(Sampled(Repairing(), 2), modes=("strict",), depth=1)
+    report = explore(Repairing(), modes=("strict",), depth=1, every=2)
     assert report.missing(*STEPS) == []
 
 
 @pytest.mark.campaign
 def test_every_crash_and_crashes_in_recovery() -> None:
     explore(Repairing(), modes=("strict", "torn"), depth=1)
-    explore(Sampled(Repairing(), 29, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    explore(SomeRecoveries(Repairing(), 29), modes=("strict",), recovery_modes=("strict",))
 
 
 def log_shrinks(patch: Patch) -> None:
@@ -129,4 +129,4 @@ def never_finished(patch: Patch) -> None:
 def test_seeded_bugs_are_caught(seed_bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_bug(monkeypatch)
     with pytest.raises(Violation):
-        explore(Sampled(Repairing(), 3), modes=("strict",), depth=1)
+        explore(Repairing(), modes=("strict",), depth=1, every=3)

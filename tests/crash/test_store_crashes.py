@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from shared import Patch, Sampled, fsync_retried, seeded
+from shared import Patch, SomeRecoveries, fsync_retried, seeded
 from store_scenario import Short, StoreScenario
 
 from penstock.journal.consensus import Alone
@@ -48,7 +48,7 @@ def test_every_crash() -> None:
     report = explore(StoreScenario(), modes=("strict",), depth=1)
     assert report.missing(*STEPS) == []
     assert report.crashes > 150
-    assert explore(Sampled(StoreScenario(), 3), modes=("torn",), depth=1).crashes > 80
+    assert explore(StoreScenario(), modes=("torn",), depth=1, every=3).crashes > 80
 
 
 def no_checkpoints(patch: Patch) -> None:
@@ -106,7 +106,7 @@ def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(Sampled(Short(), 11, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    report = explore(SomeRecoveries(Short(), 11), modes=("strict",), recovery_modes=("strict",))
     assert report.crashes_in_recovery > 100
     assert report.missing_in_recovery(*RECOVERY_STEPS) == []
 

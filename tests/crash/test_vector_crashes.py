@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from shared import Sampled
+from shared import SomeRecoveries
 from vector_place import VectorPlace
 from vector_scenario import VectorScenario, ids_of, record, replayed
 
@@ -39,7 +39,7 @@ class ShortVectors(VectorScenario):
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(Sampled(ShortVectors(), 5, recovering=True), modes=("strict",), recovery_modes=("strict",))
+    report = explore(SomeRecoveries(ShortVectors(), 5), modes=("strict",), recovery_modes=("strict",))
     assert report.missing_in_recovery("rename .sst", "commit /manifest") == []
 
 

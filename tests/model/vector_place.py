@@ -8,6 +8,7 @@ import numpy as np
 from tree_place import TreePlace
 
 from penstock.journal.partitions import partition_id
+from penstock.kinds.changes import open_feed
 from penstock.partition.machine import Entry, PartitionDescriptor
 from penstock.testing import SimulatedDisk
 from penstock.vector import indexing
@@ -124,7 +125,9 @@ class VectorPlace(TreePlace):
         super().__init__(disk, grace_s=grace_s)
 
     def replay(self) -> None:
-        self.machine = VectorMachine(self.tree, self.maintenance, DESCRIPTOR, self._options)
+        changes = self._options.changes
+        feed = None if changes is None else open_feed(self.maintenance, DESCRIPTOR, self.tree, changes)
+        self.machine = VectorMachine(self.tree, self.maintenance, DESCRIPTOR, self._options, feed=feed)
         for lsn, time_us, payload in self.records:
             if lsn > self.tree.stored:
                 self.apply(lsn, time_us, decode_section(payload))

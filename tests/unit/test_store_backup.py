@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -426,3 +427,91 @@ def test_every_kind_of_file_is_checked(store: penstock.Store, tmp_path: Path) ->
                 file.seek(at)
                 file.write(content[at : at + 1])
     assert store.check().damage == []
+
+
+def test_an_interrupt_ends_a_backup_and_leaves_the_store_in_use(store: penstock.Store, tmp_path: Path) -> None:
+    """Ctrl-C at several points: in the main thread the interrupt is raised, and the next backup succeeds."""
+    write_round(store, 0)
+    store.compact("users")
+    for at in (1, 2):
+        seen: list[penstock.CopyProgress] = []
+
+        def interrupt(done: penstock.CopyProgress, seen: list[penstock.CopyProgress] = seen, at: int = at) -> None:
+            seen.append(done)
+            if len(seen) == at:
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(0.05)
+
+        with pytest.raises(KeyboardInterrupt):
+            store.backup(tmp_path / "backups", progress=interrupt)
+        assert store.readers.holders == 0
+        write_round(store, at)
+        store.compact("users")
+    with pytest.raises(KeyboardInterrupt):
+        store.check(progress=lambda _: signal.raise_signal(signal.SIGINT))
+    assert store.check().ok
+    store.backup(tmp_path / "backups")
+    store.checkpoint()
+    with penstock.open(restored(tmp_path)) as copy:
+        assert copy.kv("users").get(b"round") == b"2"
+
+
+def test_a_store_that_is_closed_meanwhile(tmp_path: Path) -> None:
+    store = penstock.open(tmp_path / "store")
+    make_tables(store)
+    write_round(store, 0)
+    store.compact("users")
+    closing = threading.Thread(target=store.close)
+
+    def close(_: penstock.CopyProgress) -> None:
+        if not closing.ident:
+            closing.start()
+            while not store.closed:
+                time.sleep(0.01)
+
+    with pytest.raises(penstock.errors.PenstockError):
+        store.backup(tmp_path / "backups", progress=close)
+    closing.join()
+    with pytest.raises(NotFound, match="no whole backup"):
+        penstock.check_backup(tmp_path / "backups")
+    with penstock.open(tmp_path / "store") as again:
+        assert rounds_of(again) == 1
+        again.backup(tmp_path / "backups")
+    with pytest.raises(penstock.errors.Closed):
+        store.backup(tmp_path / "backups")
+    with pytest.raises(penstock.errors.Closed):
+        store.check()
+
+
+def test_restores_that_meet(store: penstock.Store, tmp_path: Path) -> None:
+    def meanwhile(_: penstock.CopyProgress) -> None:
+        with pytest.raises(StoreLocked, match="another restore"):
+            penstock.restore(tmp_path / "backups", tmp_path / "copy")
+
+    store.backup(tmp_path / "backups")
+    penstock.restore(tmp_path / "backups", tmp_path / "copy", progress=meanwhile)
+    (tmp_path / "other.restoring").mkdir()
+    (tmp_path / "other.restoring" / "letter").write_text("dear")
+    with pytest.raises(Invalid, match="is in the way"):
+        penstock.restore(tmp_path / "backups", tmp_path / "other")
+    assert (tmp_path / "other.restoring" / "letter").read_text() == "dear"
+    with pytest.raises(KeyError):  # and one that ended early is no hindrance
+
+        def fail(_: penstock.CopyProgress) -> None:
+            raise KeyError
+
+        penstock.restore(tmp_path / "backups", tmp_path / "third", progress=fail)
+    penstock.restore(tmp_path / "backups", tmp_path / "third")
+    with penstock.open(tmp_path / "third") as third:
+        assert third.tables() == store.tables()
+
+
+def test_a_damaged_listing_of_another_backup_does_not_matter(store: penstock.Store, tmp_path: Path) -> None:
+    store.backup(tmp_path / "backups")
+    store.backup(tmp_path / "backups")
+    (tmp_path / "backups" / "000001" / "LISTING").write_bytes(b"{}")
+    restored(tmp_path)
+    with pytest.raises(CorruptionError, match="000001/LISTING"):
+        store.backup(tmp_path / "backups")  # it cannot tell which files the damaged one shares
+    shutil.rmtree(tmp_path / "backups" / "000001")
+    assert store.backup(tmp_path / "backups").number == 3

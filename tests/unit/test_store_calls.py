@@ -9,7 +9,7 @@ from types import FrameType
 
 import penstock
 
-DURABLE_PUT_CALLS_MAX = 54
+DURABLE_PUT_CALLS_MAX = 52
 PUT_CALLS_MAX = 5
 GET_CALLS_MAX = 5
 

@@ -2,7 +2,8 @@
 
 main          the program; every command connects, so it works beside an owner
 commands      the commands
-certificates  keys and certificates for a server
+cluster       the commands of a cluster
+certificates  keys and certificates for a server and for members
 formatting    bytes as readable text
 """
 
@@ -17,7 +18,7 @@ def main() -> None:
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not behind nohup
     if interruptible:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt during the imports just ends this process
-    from penstock.cli.commands import app
+    from penstock.cli.cluster import app
     from penstock.errors import PenstockError
 
     try:

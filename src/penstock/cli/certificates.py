@@ -1,7 +1,8 @@
-"""Certificates for a server of your own: an authority, and two certificates that it signs.
+"""Certificates for a server of your own, or for the members of a cluster: an authority, and those that it signs.
 
     authority.pem, authority.key   signs the others; clients get authority.pem, nobody gets the key
     server.pem, server.key         for `penstock serve`, valid for the hosts that were named
+    NAME.pem, NAME.key             for a member of a cluster
     client.pem, client.key         for proxies that ask clients for a certificate; Penstock itself asks for a token
 
 Thread: one.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from penstock.arguments import in_short, whole
 from penstock.errors import Invalid
 from penstock.host.clock import SystemClock
 from penstock.host.private_files import write_new_files
+from penstock.replica.identity import IDENTITY
 
 try:
     from cryptography import x509
@@ -29,7 +31,7 @@ try:
 except ModuleNotFoundError as missing:
     raise Invalid("penstock certificates needs cryptography: pip install 'penstock[crypto]'") from missing
 
-DAYS_MAX = 36_500
+DAYS, DAYS_MAX = 825, 36_500
 CLOCKS_APART = timedelta(hours=1)  # a client whose clock is behind accepts the certificate all the same
 HOST_CHARACTERS_MAX = 253
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)|\*")
@@ -55,9 +57,29 @@ def make_certificates(folder: str, hosts: Sequence[str], days: int) -> list[str]
         x509.SubjectAlternativeName(alternatives), x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
     )  # fmt: skip
     client = _sign("Penstock client", until, authority, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]))
+    return _write(folder, {"authority": authority, "server": server, "client": client})
+
+
+def make_member_certificates(folder: str, members: Mapping[str, str], days: int = DAYS) -> list[str]:
+    """Make an authority, and a certificate for each member of a cluster; return the names of the files.
+
+    `members` are names and hosts. Members know each other by their names, and clients know them by their hosts.
+    """
+    until = timedelta(days=whole(days, "days", 1, DAYS_MAX))
+    authority = _sign("Penstock authority", until, None, x509.BasicConstraints(ca=True, path_length=0))
+    both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    signed = {"authority": authority}
+    for name, host in members.items():
+        names = [x509.UniformResourceIdentifier(IDENTITY + name), _alternative(host)]
+        signed[name] = _sign("Penstock member", until, authority, x509.SubjectAlternativeName(names), both)
+    return _write(folder, signed)
+
+
+def _write(folder: str, made: Mapping[str, Signed]) -> list[str]:
+    """Write certificates and their keys; return the names of the files."""
     files = [
         file
-        for name, signed in (("authority", authority), ("server", server), ("client", client))
+        for name, signed in made.items()
         for file in ((f"{name}.pem", _pem(signed.certificate), False), (f"{name}.key", _key_pem(signed.key), True))
     ]
     try:

@@ -182,6 +182,22 @@ def restore(
 
 
 @app.command()
+def salvage(
+    store: Annotated[Path, typer.Argument(help="the folder of a damaged store")],
+    target: Annotated[Path, typer.Argument(help="the folder of a new store, absent or empty")],
+) -> None:
+    """Copy what can be read of a damaged store to a new one; the exit code is 1 if anything is lost."""
+    report = penstock.salvage(store, target)
+    _print(("table", "rows"), iter(report.rows.items()))
+    for damage in report.damage:
+        print(f"{damage.path}: {damage.reason}")
+    for lost in report.lost:
+        print(f"lost: {lost}")
+    if report.lost:
+        raise typer.Exit(1)
+
+
+@app.command()
 def resume(store: Store, table: Name) -> None:
     """Let a paused table try again; print the troubles that remain."""
     with _connect(store) as opened:

@@ -45,10 +45,11 @@ class LocalOwnerLocator:
         self._create = create
         self._clock = clock
         self._fs = OsFileSystem()
+        self._process = system_random().randbytes(8).hex().encode()  # a name for the owner's limits
         self._starting: StartingOwner | None = None  # started here, and has not reported yet
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        return []
+        return [(wire.PROCESS_HEADER.encode(), self._process)]
 
     def open(self, deadline_s: float) -> flight.FlightClient:
         use_grpc()

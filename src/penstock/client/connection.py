@@ -60,8 +60,17 @@ class GoneError(Exception):
 class Connection:
     """Sends requests to the owner of one store."""
 
-    def __init__(self, locator: OwnerLocator, *, clock: Clock, owner_timeout_s: float = OWNER_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        locator: OwnerLocator,
+        *,
+        clock: Clock,
+        owner_timeout_s: float = OWNER_TIMEOUT_S,
+        any_member: bool = False,
+    ) -> None:
+        """`any_member`: of a cluster, also one that does not take writes."""
         self._locator = locator
+        self._any_member = any_member
         self._clock = clock
         self._owner_timeout_s = owner_timeout_s
         self._lock = threads.lock("client.connection")
@@ -281,7 +290,7 @@ class Connection:
         line = self._locator.open(deadline_s)
         try:
             owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
-            if not owner.takes_writes:
+            if not owner.takes_writes and not self._any_member:
                 raise GoneError("this member of the cluster does not lead", untouched=True)
         except GoneError as gone:
             line.close()

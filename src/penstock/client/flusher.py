@@ -28,6 +28,7 @@ from penstock.client.connection import Connection, GoneError
 from penstock.client.refusals import Refusal, Refusals, in_doubt
 from penstock.coordinator import Batch, Durability
 from penstock.errors import (
+    Backpressure,
     DiskFull,
     FixTheCall,
     Invalid,
@@ -40,6 +41,7 @@ from penstock.errors import (
     StoreLocked,
 )
 from penstock.host.clock import Clock
+from penstock.host.randomness import Random, system_random
 from penstock.host.waiting import Retries
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Kind
@@ -50,7 +52,7 @@ from penstock.protocol import wire
 
 SEND_S = 60.0  # for a batch to be accepted, over any number of owners
 ANSWER_S = 120.0  # for one message: the owner may have files to read and sync
-FULL_S = 5.0  # for an owner's full disk to have space again, before writes are refused
+BUSY_S = 5.0  # for an owner's full disk, or a shard that takes no writes, before the write is refused
 MESSAGE_BYTES = 8 << 20  # approximate limit of one message
 SECTION_BYTES = MESSAGE_BYTES // wire.SECTIONS_MAX  # counted for each, so that a message does not get too many
 GROUP_BYTES_MAX = wire.MESSAGE_BYTES_MAX - (1 << 20)  # of a group's sections: it must fit into a message
@@ -96,8 +98,10 @@ class RemoteFlusher:
         producer: str,
         clock: Clock,
         send_s: float = SEND_S,
+        random: Random | None = None,
     ) -> None:
         self._connection = connection
+        self._random = random or system_random()
         self._kind_of = kind_of
         self._producer = producer
         self._clock = clock
@@ -108,7 +112,7 @@ class RemoteFlusher:
         self._message: tuple[_Outgoing, ...] = ()  # the first groups of the queue: sent, and not answered
         self._taken: set[int] = set()  # tables with writes that happened
         self._refused: dict[int, PenstockError] = {}  # tables with writes that did not
-        self._full_since_s: float | None = None  # when the owner's disk was first found full
+        self._busy_since: tuple[int, float] | None = None  # the shard that takes no writes (0: the disk is full), since
         self._ending = threading.Event()
         self.refusals = Refusals()
         self.answers = 0  # number of answered messages
@@ -194,12 +198,14 @@ class RemoteFlusher:
                 busy = error
             if busy is None:
                 retries = self._retries(owner_timeout_s)
-            elif not retries.again():
+            elif not retries.again(busy.retry_after_s if isinstance(busy, Backpressure) else 0.0):
                 raise busy
 
     def _retries(self, owner_timeout_s: float) -> Retries:
         deadline_s = self._clock.monotonic_s() + owner_timeout_s
-        return Retries(self._clock, deadline_s, pause_s=BACKOFF_S, pause_s_max=1.0, stop=self._ending)
+        return Retries(
+            self._clock, deadline_s, pause_s=BACKOFF_S, pause_s_max=1.0, stop=self._ending, random=self._random
+        )
 
     def _send_message(self, answer_s: float) -> PenstockError | None:
         """Send the next message, or the last one again; return why the next must wait, None if it need not."""
@@ -246,20 +252,29 @@ class RemoteFlusher:
             error = None if outcome.fault is None else self._connection.error_of(outcome.fault)
             if error is None:
                 self._done(outgoing, outcome, again=again)
-            elif isinstance(error, RetryLater) and outgoing.plain and not self._stays_full(error, again=again):
+            elif isinstance(error, RetryLater) and outgoing.plain and not self._stays_busy(error, again=again):
                 return error
             else:
                 self._not_done(outgoing, error)
         return None
 
-    def _stays_full(self, error: PenstockError, *, again: bool) -> bool:
-        """Whether the owner's disk has been full for FULL_S. Then a write is refused: deletes may wait behind it."""
-        if again or not isinstance(error, DiskFull):  # again: an earlier sending may still happen
+    def _stays_busy(self, error: PenstockError, *, again: bool) -> bool:
+        """Whether the owner's disk was full, or one shard took no writes, for BUSY_S. Then the write is refused.
+
+        Other writes wait behind it: deletes that would free space, and those of tables that are well.
+        """
+        if again:  # an earlier sending may still happen
+            return False
+        if isinstance(error, DiskFull):
+            cause = 0
+        elif isinstance(error, Backpressure) and error.partition:
+            cause = error.partition
+        else:
             return False
         now_s = self._clock.monotonic_s()
-        if self._full_since_s is None:
-            self._full_since_s = now_s
-        return now_s - self._full_since_s >= FULL_S
+        if self._busy_since is None or self._busy_since[0] != cause:
+            self._busy_since = cause, now_s
+        return now_s - self._busy_since[1] >= BUSY_S
 
     def _not_done(self, outgoing: _Outgoing, error: PenstockError) -> None:
         """Refuse the first group of the queue, which is certain never to happen."""
@@ -292,7 +307,7 @@ class RemoteFlusher:
             self._refuse(outgoing.group, outgoing.tables(), error)
         else:
             self._taken |= outgoing.tables()
-            self._full_since_s = None
+            self._busy_since = None
             if outgoing.group is not None:
                 outgoing.group.verdict = verdict
                 outgoing.group.refused_by = outcome.refused_by

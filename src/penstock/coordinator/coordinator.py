@@ -256,8 +256,11 @@ class WriteCoordinator(Generic[D, F, V]):
                     left_s = self._sleep(waiter, deadline_s, left_s, sleep_s)
                     if waiter.reached:
                         return  # without checking again: sixteen threads that wake together would queue for the lock
-                else:
-                    executor.work(waiter, Trigger.EXPLICIT)
+                else:  # as `executor.work`, one call shorter
+                    if executor.leading is waiter:
+                        executor.lead(waiter, Trigger.EXPLICIT)
+                    if executor.applying is waiter:
+                        executor.apply(waiter)
             if executor.leading is waiter or executor.applying is waiter:
                 executor.leave(waiter)  # another thread reached its epoch
         except BaseException:

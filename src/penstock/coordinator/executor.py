@@ -231,11 +231,11 @@ class FlushExecutor(Generic[D, F, V]):
     def work(self, waiter: Waiter, trigger: Trigger) -> None:
         """Do the work of the turns that the waiter has. An error is stored in `failure`."""
         if self.leading is waiter:
-            self._lead(waiter, trigger)
+            self.lead(waiter, trigger)
         if self.applying is waiter:
-            self._apply(waiter)
+            self.apply(waiter)
 
-    def _lead(self, waiter: Waiter, trigger: Trigger) -> None:
+    def lead(self, waiter: Waiter, trigger: Trigger) -> None:
         """Flush one batch, and take the apply turn for it if that is free."""
         with self._lock:
             if self.leading is not waiter or self._gathering is waiter:
@@ -303,7 +303,7 @@ class FlushExecutor(Generic[D, F, V]):
         self.flush_s_last = self._clock.monotonic_s() - begin_s
         self.flush_s_total += self.flush_s_last
 
-    def _apply(self, waiter: Waiter) -> None:
+    def apply(self, waiter: Waiter) -> None:
         """Apply up to the waiter's epoch; leave the rest to its waiters or to the background thread."""
         while self.applying is waiter:
             try:

@@ -111,10 +111,14 @@ def _epoch_of(waiter: Waiter) -> Epoch:
     return waiter.epoch
 
 
+SMALL_BYTES, LARGE_BYTES = 64 << 10, 1 << 20  # small writes need not wait behind large ones
+
+
 class WaitingWrite(Waiter):
     """A write that has no room yet."""
 
     size: int = 0
+    overtaken_bytes: int = 0  # of small writes that came later and were let in first: at most its own size
 
     def __post_init__(self) -> None:
         self.prepare()
@@ -134,9 +138,14 @@ class Admission(Generic[D, V]):
         return len(self._waiting)
 
     def may_pass(self, size: int, waiting: WaitingWrite | None) -> bool:
-        """Whether a write may proceed; a waiting write only if it is the first."""
+        """Whether a write may proceed; a waiting write only if it is the first, or a small one behind a large one."""
         first = self._waiting[0] if self._waiting else None
-        return first is waiting and self._buffer.fits(size)
+        if first is waiting or first is None:
+            return first is waiting and self._buffer.fits(size)
+        if not _overtakes(size, first) or not self._buffer.fits(size):
+            return False
+        first.overtaken_bytes += size
+        return True
 
     def join(self, waiting: WaitingWrite) -> None:
         """Start to wait; `Backpressure` if too many writes wait."""
@@ -156,6 +165,11 @@ class Admission(Generic[D, V]):
                 waiting.wake()
         elif self._waiting and self._buffer.fits(self._waiting[0].size):
             self._waiting[0].wake()
+        elif self._waiting and self._waiting[0].size >= LARGE_BYTES:
+            first = self._waiting[0]
+            for waiting in self._waiting:
+                if _overtakes(waiting.size, first) and self._buffer.fits(waiting.size):
+                    waiting.wake()
 
     def check_size(self, size: int) -> None:
         """Refuse a write that can never fit: on a nearly full disk the limit is below that of the settings."""
@@ -169,3 +183,8 @@ class Admission(Generic[D, V]):
         unapplied = self._buffer.pending_bytes + self._buffer.in_flight_bytes
         limit = self._buffer.bytes_max
         return Backpressure(f"{unapplied:,} bytes are not applied yet (limit {limit:,}) and {reason}: retry later")
+
+
+def _overtakes(size: int, first: WaitingWrite) -> bool:
+    """Whether a write may be let in before the first one that waits."""
+    return size <= SMALL_BYTES and first.size >= LARGE_BYTES and first.overtaken_bytes + size <= first.size

@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.randomness import Random
 
 PAUSE_S = 0.02
 _LAST_CALL_S = 10.0
@@ -33,23 +34,36 @@ class Retries:
         pause_s: float = PAUSE_S,
         pause_s_max: float | None = None,
         stop: threading.Event | None = None,
+        random: Random | None = None,
     ) -> None:
-        """`deadline_s` is by the monotonic clock. With `pause_s_max`, pauses double up to it."""
+        """`deadline_s` is by the monotonic clock. With `pause_s_max`, pauses double up to it.
+
+        With `random`, each is between half of that and all of it, so that callers refused together do not return
+        together.
+        """
         self._clock = clock
         self._deadline_s = deadline_s
         self._pause_s = pause_s
         self._pause_s_max = pause_s if pause_s_max is None else pause_s_max
         self._stop = stop
+        self._random = random
 
     def expired(self) -> bool:
         """Whether the deadline has passed."""
         return self._clock.monotonic_s() >= self._deadline_s
 
-    def again(self) -> bool:
-        """Pause before another attempt; False if the deadline has passed or `stop` is set: then give up."""
-        if self.expired():
+    def again(self, at_least_s: float = 0.0) -> bool:
+        """Pause before another attempt; False if the deadline has passed or `stop` is set: then give up.
+
+        `at_least_s`: when the other side said that a retry makes sense, at most until the deadline.
+        """
+        left_s = self._deadline_s - self._clock.monotonic_s()
+        if left_s <= 0:
             return False
-        stopped = pause(self._pause_s, self._stop)
+        pause_s = max(self._pause_s, at_least_s)
+        if self._random is not None:
+            pause_s *= 0.5 + self._random.random() / 2 if at_least_s < self._pause_s else 1 + self._random.random() / 2
+        stopped = pause(min(pause_s, max(left_s, self._pause_s)), self._stop)
         self._pause_s = min(2 * self._pause_s, self._pause_s_max)
         return not stopped
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 from penstock.errors import KindMismatch, PenstockError
 from penstock.host.clock import Clock
+from penstock.host.files import FileSystem
 from penstock.journal.partitions import PartitionId
 from penstock.kinds.core import Kind
 from penstock.kinds.port import BuildContext, Piece, Port
@@ -144,6 +145,9 @@ class FileKeeping(Protocol):
     def damaged_files(self, machine: Any) -> list[tuple[str, str]]:
         """Read all of these files; return (path, reason) for each damage."""
 
+    def rows_in_files(self, fs: FileSystem, folder: str, identity: bytes) -> Iterator[Any]:
+        """Return record batches of what can be read in the folder of a shard that cannot be opened."""
+
 
 class ExpectedRow(NamedTuple):
     """A row that a conditional write depends on."""
@@ -236,8 +240,8 @@ class Host(Protocol):
     def identity(self) -> bytes:
         """The store's UUID."""
 
-    def machine(self, partition: PartitionId) -> Any:
-        """Return the state machine of a shard, opened on first use."""
+    def machine(self, partition: PartitionId, timeout_s: float = 60.0) -> Any:
+        """Return the state machine of a shard, opened on first use, and wait until it has every write so far."""
 
     def opened(self, partition: PartitionId) -> Any:
         """Return the state machine of a shard if it is open, else None."""

@@ -25,7 +25,7 @@ from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
 from penstock.log.chain import Chain, SegmentName, is_damaged_name, is_segment, read_names
 from penstock.log.cursor import Cursor
-from penstock.log.record import INCARNATION_MAX, KIND_DATA, Index, Record, check_bodies
+from penstock.log.record import HEADER, INCARNATION_MAX, KIND_DATA, LARGE_BYTES, Index, Record, check_bodies
 from penstock.log.segment import (
     HEADER_BYTES,
     TEMPORARY,
@@ -144,7 +144,11 @@ class Log:
 
         The same as `append` and `sync` in one use of the file: the hot path of the journal.
         """
-        size = check_bodies(bodies)
+        body = bodies[0] if len(bodies) == 1 else None
+        if type(body) is bytes and len(body) < LARGE_BYTES:  # nearly always
+            size = HEADER.size + len(body) + (-len(body) & 7)
+        else:
+            size = check_bodies(bodies)
         if self._closed or self._failure is not None:
             self._check_writable()
         try:

@@ -88,7 +88,7 @@ class PartitionAdmission:
     def is_frozen(self, partition: Partition) -> bool:
         """Whether entries wait and none was applied for `stall_s`."""
         stalled_s = self._clock.monotonic_s() - partition.progress_s
-        return bool(partition.backlog) and not partition.failures and stalled_s >= self.settings.stall_s
+        return partition.first_waiting is not None and not partition.failures and stalled_s >= self.settings.stall_s
 
     def state(self, partition: Partition) -> PartitionState:
         if partition.failures >= self.settings.attempts_max:
@@ -108,11 +108,11 @@ class PartitionAdmission:
 
     def _reached(self, partition: Partition) -> tuple[str, float, float, str] | None:
         """Return the limit that a partition has reached: its name, the limit, the value, and what is counted."""
-        settings, operations = self.settings, len(partition.backlog)
+        settings, operations = self.settings, partition.waiting_operations
         lag = self._published() - partition.machine.applied if operations else 0
         for name, maximum, value, counted in (
             ("partition_operations_max", settings.partition_operations_max, operations, "waiting operations"),
-            ("partition_bytes_max", settings.partition_bytes_max, partition.backlog_bytes, "waiting bytes"),
+            ("partition_bytes_max", settings.partition_bytes_max, partition.waiting_bytes, "waiting bytes"),
             ("partition_age_s_max", settings.partition_age_s_max, round(self.age_s(partition), 3), "s of waiting"),
             ("partition_lag_max", settings.partition_lag_max, lag, "records to catch up with"),
         ):
@@ -235,8 +235,11 @@ class PartitionAdmission:
         backlogs = self._backlogs
         backlogs.guards_all = self.settings.signal is not None or backlogs.is_crowded()
         for partition in partitions:
+            state = self.state(partition)
+            if state in (PartitionState.FROZEN, PartitionState.PAUSED):
+                backlogs.defer(partition)  # others need the memory; its entries are in the journal
             partition.guarded = (
                 backlogs.guards_all
                 or partition.slow_tree is not None
-                or (partition.late and (partition.guarded or self.state(partition) is not PartitionState.ACTIVE))
+                or (partition.late and (partition.guarded or state is not PartitionState.ACTIVE))
             )

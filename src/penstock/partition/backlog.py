@@ -8,10 +8,15 @@ A partition whose apply fails is retried with growing pauses, then paused: its w
 error; other partitions continue; `Dispatcher.resume` lets it catch up. An entry that fails because of a Penstock bug,
 not of the disk, is set aside after as many attempts (`aside`), and the partition continues without it.
 
+Memory is bounded whatever was admitted: an entry that comes when twice the limits wait is *deferred*, and so are those
+of a partition whose files hang. They are only in the journal (or in the partition's log, when a checkpoint moves them),
+and are read from there when their turn comes.
+
 Thread: any; the dispatcher's turn guards every field of a partition, but it is never held while an entry is applied.
 Invariants: (1) an entry leaves a backlog when it is applied or set aside, and in LSN order. (2) at most one thread
 applies to a partition. (3) no entry is applied before its record is `published`: every section that only touches memory
-is in place by then. (4) `late` is True while an entry waits, and from before its write is seen elsewhere.
+is in place by then. (4) `late` is True while an entry waits, and from before its write is seen elsewhere. (5) every
+deferred entry is newer than all of the backlog.
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ from penstock.partition.workers import Workers
 logger = logging.getLogger(__name__)
 
 SLICE_S = 0.02  # a worker applies to one partition for that long, then to the next
+TABLE_THREADS_MAX = 16  # in the files of one table, when threads are stuck
 _RELEASE_ATTEMPTS = 8  # repeated interrupts must not leave a claim
 
 
@@ -53,6 +59,8 @@ class Partition:
         self.spill = spill
         self.backlog: deque[Entry] = deque()  # durable and not applied
         self.backlog_bytes = 0
+        self.deferred_from: int | None = None  # entries from this LSN up to `highest` wait outside memory
+        self.deferred_operations = self.deferred_bytes = 0
         self.highest = machine.applied
         self.late = False  # entries wait or an apply failed: readers wait, or are refused. Read without a lock
         self.guarded = False  # writers must ask `PartitionAdmission.admit`; read without a lock
@@ -95,7 +103,25 @@ class Partition:
 
     def has_applied(self, lsn: int) -> bool:
         """Whether it has applied every entry up to an LSN, although later ones wait. Requires: the turn."""
-        return bool(self.backlog) and self.backlog[0].lsn > lsn and not self.failures
+        first = self.first_waiting
+        return first is not None and first > lsn and not self.failures
+
+    @property
+    def first_waiting(self) -> int | None:
+        """The LSN of the oldest entry that is not applied; None if all are."""
+        try:
+            return self.backlog[0].lsn
+        except IndexError:
+            return self.deferred_from
+
+    @property
+    def waiting_operations(self) -> int:
+        """The number of entries that are durable and not applied."""
+        return len(self.backlog) + self.deferred_operations
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.backlog_bytes + self.deferred_bytes
 
     @property
     def is_used(self) -> bool:
@@ -132,6 +158,7 @@ class Backlogs:
         self._on_applied = on_applied
         self._on_released = on_released  # called, with the turn, for a dropped partition that nobody uses any more
         self.behind: set[Partition] = set()  # partitions with a backlog; emptiness is read without the turn
+        self.dropped: set[Partition] = set()  # guarded by the turn: dropped, and a thread is still in their files
         self.left: list[Partition] = []  # partitions with new entries that no thread was given yet
         self.workers = Workers(0, clock=clock, stall_s=settings.stall_s)
         self.moved = threads.condition("partition.moved")  # notified when a backlog gets shorter
@@ -150,9 +177,15 @@ class Backlogs:
                 partition.progress_s = self._clock.monotonic_s()
                 partition.backlog_bytes = 0
             partition.late = True  # before the entry counts as dispatched
-            partition.backlog.append(entry)
-            self._count(partition, 1, entry.size)
             settings = self._settings
+            if self._defers(partition):
+                if partition.deferred_from is None:
+                    partition.deferred_from = entry.lsn
+                partition.deferred_operations += 1
+                partition.deferred_bytes += entry.size
+            else:
+                partition.backlog.append(entry)
+                self._count(partition, 1, entry.size)
             if 2 * len(partition.backlog) >= settings.partition_operations_max or (
                 2 * partition.backlog_bytes >= settings.partition_bytes_max
             ):
@@ -160,6 +193,24 @@ class Backlogs:
         partition.highest = entry.lsn
         self.behind.add(partition)
         self.left.append(partition)
+
+    def _defers(self, partition: Partition) -> bool:
+        """The guard after the commit: whether another entry must wait outside memory. Requires: the turn."""
+        settings = self._settings
+        return partition.deferred_from is not None or (
+            len(partition.backlog) > 2 * settings.partition_operations_max
+            or (len(partition.backlog) > 1 and partition.backlog_bytes > 2 * settings.partition_bytes_max)
+        )
+
+    def defer(self, partition: Partition, operations_max: int = 1, bytes_max: int = 0) -> None:
+        """Keep only the oldest entries in memory, and at least one. Requires: the turn."""
+        backlog = partition.backlog
+        while len(backlog) > 1 and (len(backlog) > operations_max or partition.backlog_bytes > bytes_max):
+            partition.deferred_from = backlog[-1].lsn  # first: an interrupt leaves an entry twice, never nowhere
+            entry = backlog.pop()
+            self._count(partition, -1, -entry.size)
+            partition.deferred_operations += 1
+            partition.deferred_bytes += entry.size
 
     def _count(self, partition: Partition, operations: int, size: int) -> None:
         """Count waiting entries that came or went. Requires: the turn."""
@@ -175,7 +226,13 @@ class Backlogs:
             self._count(partition, -len(partition.backlog), -partition.backlog_bytes)
             self.behind.discard(partition)
         partition.is_dropped = True
-        if not partition.is_claimed:
+        self.dropped.add(partition)
+        self.release_dropped(partition)
+
+    def release_dropped(self, partition: Partition) -> None:
+        """Let the files of a dropped partition be deleted, once no thread is in them. Requires: the turn."""
+        if partition in self.dropped and not partition.is_used:
+            self.dropped.discard(partition)
             self._on_released(partition)
 
     def detach(self, partition: Partition, refusal: PenstockError) -> None:
@@ -194,9 +251,9 @@ class Backlogs:
         partition.claim = None
         if partition.is_dropped:
             self.behind.discard(partition)
-            self._on_released(partition)
+            self.release_dropped(partition)
             return
-        if partition.backlog:
+        if partition.first_waiting is not None:
             self.behind.add(partition)
             partition.late = True
         elif partition.failures and partition.machine.broken:
@@ -204,6 +261,7 @@ class Backlogs:
         else:
             self.behind.discard(partition)
             partition.failures = partition.backlog_bytes = 0
+            partition.deferred_operations = partition.deferred_bytes = 0
             partition.refusal = None
             self._reach(partition)
             partition.late = False
@@ -225,13 +283,18 @@ class Backlogs:
         """Let a worker apply the backlog soon, or this thread if there are no workers."""
         if not self.workers.count:
             self.drain(partition)
-        elif not partition.is_scheduled:
+        elif not partition.is_scheduled and not (self.workers.is_crowded and self.hangs(partition.descriptor.table_id)):
             try:
                 partition.is_scheduled = True
                 self.workers.submit(lambda: self._work(partition))
             except BaseException:
                 partition.is_scheduled = False  # an interrupt: perhaps no worker was given it
                 raise
+
+    def hangs(self, table: int) -> bool:
+        """Whether so many threads are in the files of a table that it gets no more: others need them."""
+        used = [one for one in self.behind.copy() if one.descriptor.table_id == table and one.is_used]
+        return len(used) >= TABLE_THREADS_MAX
 
     def _work(self, partition: Partition) -> None:
         partition.is_scheduled = False  # before the claim: an entry that comes later schedules it again
@@ -279,7 +342,7 @@ class Backlogs:
         self.notify()
         self._on_applied()
         goes_on = not partition.failures and not partition.is_dropped and not self._stopped
-        if partition.backlog and goes_on and self.workers.count:
+        if partition.first_waiting is not None and goes_on and self.workers.count:
             self.schedule(partition)
 
     def _drain(self, partition: Partition) -> None:
@@ -294,6 +357,8 @@ class Backlogs:
             try:
                 if partition.failures:
                     self.renew(partition)
+                if partition.deferred_from is not None and len(partition.backlog) <= 1:
+                    self._recall(partition)
                 entry = partition.backlog[0] if partition.backlog else None
                 self._reach(partition)
                 if entry is None or entry.lsn > self._published() or self._stopped:
@@ -312,10 +377,45 @@ class Backlogs:
                     partition.backlog.popleft()
                     self._count(partition, -1, -entry.size)
                 # The partition is behind until the last entry is applied: readers must not see a state in between.
-                partition.failures, partition.out_of_space = min(partition.failures, len(partition.backlog), 1), False
+                left = partition.waiting_operations
+                partition.failures, partition.out_of_space = min(partition.failures, left, 1), False
             partition.progress_s = now_s = self._clock.monotonic_s()
             if now_s >= end_s and self.workers.count:
                 break
+
+    def _recall(self, partition: Partition) -> None:
+        """Read deferred entries, as many as may be in memory, from the journal and the log. Requires: the claim."""
+        with self._turn:
+            start, last, number = partition.deferred_from, partition.highest, partition.descriptor.partition
+        assert start is not None
+        # The journal first: a checkpoint may move entries from it to the log meanwhile.
+        journal, _ = self._some(self._replay(number, start, last))
+        before = journal[0].lsn if journal else last + 1
+        entries, is_all = self._some(entry for entry in partition.spill.entries(start - 1) if entry.lsn < before)
+        if is_all:
+            entries += journal
+        with self._turn:
+            known = partition.backlog[-1].lsn if partition.backlog else 0
+            for entry in entries:
+                if entry.lsn > known:
+                    partition.backlog.append(entry)
+                    self._count(partition, 1, entry.size)
+                    partition.deferred_operations -= 1
+                    partition.deferred_bytes -= entry.size
+            partition.deferred_from = entries[-1].lsn + 1 if entries else last + 1
+            if partition.deferred_from > partition.highest:
+                partition.deferred_from = None
+                partition.deferred_operations = partition.deferred_bytes = 0
+
+    def _some(self, entries: Iterable[Entry]) -> tuple[list[Entry], bool]:
+        """Return the first entries, up to half of the limits of a partition, and whether these are all."""
+        some, size, settings = list[Entry](), 0, self._settings
+        for entry in entries:
+            if 2 * size >= settings.partition_bytes_max or 2 * len(some) >= settings.partition_operations_max:
+                return some, False
+            some.append(entry)
+            size += entry.size
+        return some, True
 
     def _reach(self, partition: Partition) -> None:
         """Resolve the markers that stand before the first entry that waits. Requires: the claim.
@@ -324,8 +424,8 @@ class Backlogs:
         """
         while partition.markers:
             with self._turn:
-                markers, backlog = partition.markers, partition.backlog
-                if not markers or (backlog and markers[0].lsn >= backlog[0].lsn):
+                markers, first = partition.markers, partition.first_waiting
+                if not markers or (first is not None and markers[0].lsn >= first):
                     return
                 marker = markers[0]
             marker.resolve(partition.machine)
@@ -346,6 +446,8 @@ class Backlogs:
             before, size = len(partition.backlog), partition.backlog_bytes
             partition.backlog = deque(entries[lsn] for lsn in sorted(entries))
             self._count(partition, len(entries) - before, sum(entry.size for entry in partition.backlog) - size)
+            partition.deferred_from, partition.deferred_operations, partition.deferred_bytes = None, 0, 0
+            self.defer(partition, self._settings.partition_operations_max, self._settings.partition_bytes_max)
             self.behind.add(partition)
 
     def _applicable(self, partition: Partition, entry: Entry) -> Entry:

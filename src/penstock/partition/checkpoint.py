@@ -225,7 +225,9 @@ class Checkpoint:
             try:
                 act()
             finally:
-                partition.is_storing = False
+                with self._dispatcher.turn:
+                    partition.is_storing = False
+                    backlogs.release_dropped(partition)
                 backlogs.notify()
 
         partition.is_storing = True

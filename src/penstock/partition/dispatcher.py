@@ -152,6 +152,10 @@ class Dispatcher(Moments):
                 if entry is not None:
                     yield entry
 
+    def entries_after(self, partition: PartitionId, lsn: int) -> Iterator[Entry]:
+        """Yield the entries of a partition that are in the journal, after an LSN."""
+        return self._replay(partition, lsn + 1, self.published)
+
     def _offer(self, number: PartitionId, entry: Entry) -> None:
         """Apply an entry that only touches memory, or add it to the backlog of its partition."""
         partition = self._partitions.get(number)
@@ -206,12 +210,12 @@ class Dispatcher(Moments):
                 with self.turn:  # a sync failed, and there was no write since
                     partition.failures, partition.late, partition.guarded = 1, True, True
                     partition.error = partition.error or DiskFailed("a sync of its files failed")
-            if partition.backlog or partition.failures:
+            if partition.first_waiting is not None or partition.failures:
                 self.backlogs.schedule(partition)
         with self.turn:
             self.admission.guard(partitions)
         self.backlogs.workers.staff()
-        return len(self._unopened) + sum(1 for partition in partitions if partition.backlog)
+        return len(self._unopened) + sum(1 for partition in partitions if partition.first_waiting is not None)
 
     def press(self, table: int, shard: int, tree: Tree | None) -> None:
         """Slow the writers of a shard whose tree is slow; None: it is not any more."""
@@ -255,7 +259,7 @@ class Dispatcher(Moments):
             for partition in self._partitions.values():
                 behind, descriptor = self.admission.reading_refused(partition), partition.descriptor
                 if behind is not None:
-                    lsn = partition.backlog[0].lsn if partition.backlog else 0
+                    lsn = partition.first_waiting or 0
                     troubles.append(Trouble(descriptor.name, descriptor.shard, str(behind), lsn))
             return troubles
 
@@ -360,7 +364,8 @@ class Dispatcher(Moments):
     def hanging(self) -> set[str]:
         """Return the tables in whose files a thread still works."""
         opening = [self.ledger.table_by_id(table_of(one)) for one, it in list(self._opening.items()) if it.is_running]
-        used = {partition.descriptor.name for partition in list(self._partitions.values()) if partition.is_used}
+        partitions = [*list(self._partitions.values()), *self.backlogs.dropped.copy()]
+        used = {partition.descriptor.name for partition in partitions if partition.is_used}
         return used | {info.name for info in opening if info is not None}
 
     def close(self) -> None:

@@ -40,6 +40,11 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
     closed: bool
 
 
+def last_known(row: WalStateRecord) -> int:
+    """Return the last LSN that the journal's row in the manifest knows of."""
+    return msgspec.msgpack.decode(row.detail, type=_End).last if row.detail else 0
+
+
 class JournalExtent:
     """The manifest's record of the journal's range."""
 

@@ -91,6 +91,7 @@ class Moments(Roster):
                     )
                 if not partition.is_claimed:
                     self.backlogs.schedule(partition)
+                    self.backlogs.workers.staff()
                 marker.wait(min(left_s, POLL_S, self.admission.settings.stall_s))
         except BaseException:
             marker.abandon()
@@ -152,6 +153,9 @@ class Moments(Roster):
                             states[number] = self._state_or_error(number, failed)
                         lsn = self.ledger.tree.lsn
                         break
+                if self.backlogs.workers.count:
+                    for number in closed:  # all at once: those that hang are waited for together
+                        self.begin_opening(number)
                 for number in closed:  # without the turn: their files may hang
                     self._open_or_note(number, failed)
             for number, state in states.items():

@@ -37,6 +37,7 @@ from penstock.partition.workers import Workers
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+QUEUE_STALLS = 3  # an opening waits for a thread for that many times `stall_s`
 
 
 class PartitionOpening:
@@ -149,23 +150,35 @@ class Roster(ABC):
             self.backlogs.schedule(opened)
         return opened
 
+    def begin_opening(self, partition: PartitionId) -> None:
+        """Let a worker open a partition, if it is not open."""
+        with self.turn:
+            if partition in self._partitions or self._closed or not self.ledger.is_alive(partition):
+                return
+            opening = self._opening.setdefault(partition, PartitionOpening(self._clock.monotonic_s()))
+        self._give(opening, lambda: self._run_opening(partition, opening))
+
     def _await_opening(self, partition: PartitionId, opening: PartitionOpening) -> None:
         """Let a worker open a partition, and wait for that as long as for any file."""
         stall_s = self.admission.settings.stall_s
         while not opening.has_ended:
+            workers = self.backlogs.workers
+            workers.staff()  # if all of them are stuck in the files of others
             waited_s = self._clock.monotonic_s() - opening.begun_s
-            if waited_s >= stall_s:
+            # Until a thread has begun, nothing says that these files hang: another is started within `stall_s`.
+            limit_s = stall_s if opening.is_running else QUEUE_STALLS * stall_s
+            if waited_s >= limit_s:
                 reason = f"is frozen: its files have not answered for {waited_s:.1f} s (limit {stall_s:g})"
                 raise self._paused(partition, f"{reason}; check the disk, retry later", "frozen")
             self._give(opening, lambda: self._run_opening(partition, opening))
-            opening.wait(min(POLL_S, stall_s - waited_s))
+            opening.wait(min(POLL_S, stall_s, limit_s - waited_s))
 
     def _run_opening(self, partition: PartitionId, opening: PartitionOpening) -> None:
         """Open a partition unless another thread does, or has. An error goes to everybody who waits for it."""
         with opening.lock:
             if opening.has_ended:
                 return
-            opening.is_running = True
+            opening.begun_s, opening.is_running = self._clock.monotonic_s(), True
             try:
                 if partition not in self._partitions:
                     self._open(partition)

@@ -23,6 +23,7 @@ from penstock.host.clock import Clock
 logger = logging.getLogger(__name__)
 
 THREADS_MAX = 64
+STUCK_S_MAX = 1.0  # a thread that is at one entry for that long does not count, so that others do not wait for it
 T = TypeVar("T")
 Work = Callable[[], object]
 
@@ -33,7 +34,7 @@ class Workers:
     def __init__(self, count: int, *, clock: Clock, stall_s: float) -> None:
         self.count = count  # threads that are not stuck; 0: there are none, and callers work themselves
         self._clock = clock
-        self._stall_s = stall_s
+        self._stuck_s = min(STUCK_S_MAX, stall_s / 4)
         self._lock = threads.condition("partition.workers")
         self._queue: deque[Work] = deque()  # guarded by _lock
         self._idle = 0  # guarded by _lock
@@ -52,6 +53,11 @@ class Workers:
         if alone:
             work()
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether threads were started in place of others that are stuck; a hint."""
+        return len(self._busy_since) > self.count
+
     def staff(self) -> None:
         """Start another thread if work waits because the others are stuck."""
         if self._queue:
@@ -67,7 +73,7 @@ class Workers:
             return
         if self._idle:
             self._lock.notify(self._idle)
-        late_s = self._clock.monotonic_s() - self._stall_s
+        late_s = self._clock.monotonic_s() - self._stuck_s
         stuck = sum(since_s <= late_s for since_s in self._busy_since.values())
         running = self._idle + len(self._busy_since)
         if running - stuck < self.count and running < THREADS_MAX:

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.arguments import flag, in_short
 from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
+from penstock.host.files import FileSystem
 from penstock.kinds import (
     BuildContext,
     FileKeeping,
@@ -45,6 +46,7 @@ from penstock.queue.options import (
 )
 from penstock.queue.pieces import read_piece
 from penstock.queue.positions import ACK, CONDITIONS, MOVE, SEQUENCE_MAX, Ack, Move, argument, read_argument
+from penstock.queue.reading import rows_in_files
 from penstock.queue.service import QueueService
 from penstock.queue.staged import MessageLoader, bundle, load_schema
 from penstock.queue.table import QueueTable, QueueView, filtered_sequence_range, in_table_schema, table_schema
@@ -180,6 +182,9 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced)
 
     def damaged_files(self, machine: QueueMachine) -> list[tuple[str, str]]:
         return machine.damaged_files()
+
+    def rows_in_files(self, fs: FileSystem, folder: str, identity: bytes) -> Iterator[Any]:
+        return rows_in_files(fs, folder, identity)
 
     def read_piece(
         self, piece: Piece, root: str, identity: bytes, columns: Collection[str] | None = None

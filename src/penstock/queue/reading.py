@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from penstock.host.threads import lock
 from penstock.log.record import encoded_size
 from penstock.queue.files import KIND_MESSAGES, OPENING_BYTES, DataReader, FileIndex, Opening
 from penstock.queue.messages import PREFIX, MessageBatch, decode_batch
-from penstock.queue.qmft import FileTable
+from penstock.queue.qmft import FileTable, data_files
 
 _OPEN_FILES_MAX = 16
 _READ_BYTES_MIN, _READ_BYTES_MAX = 64 << 10, 256 << 10  # of one read call
@@ -189,3 +190,23 @@ def _within(batch: MessageBatch, limit_messages: int, limit_bytes: int, *, first
     """Return as much of a batch as both limits allow; at least one message if it is the `first`."""
     count = min(limit_messages, int(np.searchsorted(batch.messages.ends(), limit_bytes, side="right")))
     return batch.slice(batch.first, batch.first + max(count, int(first)))
+
+
+def rows_in_files(fs: FileSystem, folder: str, identity: bytes) -> Iterator[Any]:
+    """Yield record batches of every message that can be read in a queue's folder, each once, without its manifest."""
+    following = 0
+    for path in sorted(data_files(fs, folder), key=lambda path: path.rpartition("/")[2]):
+        try:
+            reader = DataReader.open(fs, folder, path, identity)
+        except (CorruptionError, UnsupportedVersion, OSError):
+            continue
+        for offset, record in reader.records(OPENING_BYTES, reader.file.size(), past_damage=True):
+            if record.kind != KIND_MESSAGES or record.index < following:
+                continue  # a file that continues after a failure repeats the end of the one before
+            try:
+                batch = decode_batch(record, path=reader.file.path, offset=offset)
+            except (CorruptionError, UnsupportedVersion):
+                continue
+            following = batch.next
+            yield batch.record_batch(headers=batch.messages.headers is not None)
+        reader.file.close()

@@ -44,6 +44,9 @@ def _retention_of(info: TableInfo) -> Retention:
         return Retention()
 
 
+GET_WAIT_S = 5.0  # of a get, for a shard that is late; longer if its own timeout is
+
+
 class QueueService:
     """The owner's service for a queue."""
 
@@ -85,7 +88,7 @@ class QueueService:
         check_request(self._info, request)
         if name == "get":  # whoever got a message of a batch must find its other messages, too
             for partition in self._partitions:
-                self._machine(partition)
+                self._host.machine(partition, max(GET_WAIT_S, request.timeout_s or 0.0))
         return answer(request)
 
     # -- messages

@@ -25,12 +25,12 @@ from pysyncobj.poller import POLL_EVENT_TYPE
 
 from penstock.errors import Invalid
 from penstock.host.clock import Clock
+from penstock.replica.identity import certified_members
 from penstock.replica.messages import MESSAGE_BYTES_MAX, Message, pack, unpack
 from penstock.replica.raft import Raft
 
 logger = logging.getLogger(__name__)
 
-IDENTITY = "penstock-member:"
 GREETING_S = 5.0
 RETRY_S = 0.2
 STRANGERS_MAX = 16  # accepted connections that have not greeted yet
@@ -302,9 +302,3 @@ class TcpLink:
             del self._connections[connection.member]
             if self._raft is not None:
                 self._raft.disconnect(connection.member)
-
-
-def certified_members(certificate: object) -> list[str]:
-    """Return the members that a certificate names."""
-    names = certificate.get("subjectAltName", ()) if isinstance(certificate, dict) else ()
-    return [value[len(IDENTITY) :] for kind, value in names if kind == "URI" and value.startswith(IDENTITY)]

@@ -1,4 +1,4 @@
-"""`penstock.restore` and `penstock.check_backup`: backups, without the store that they were made of.
+"""`penstock.restore`, `check_backup` and `salvage`: what is done without an open store.
 
 Thread: any.
 """
@@ -9,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.arguments import whole
+from penstock.errors import Invalid
 from penstock.host import threads
+from penstock.host.clock import SystemClock
 from penstock.host.file_errors import translate_os_errors
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
 from penstock.protocol.folder import store_folder
+from penstock.server.opening import open as open_store
 from penstock.store.backup_folder import NUMBER_MAX, CopyProgress, check_progress
 from penstock.store.restore import FileDamage, RestoreReport, examine_backup, restore_backup
+from penstock.store.salvage import SalvageReport, salvage_store
 
 
 def restore(
@@ -73,3 +77,38 @@ def check_backup(
             ),
             cancel=lambda: cancelled.append(True),
         )
+
+
+def salvage(
+    path: str | Path, target: str | Path, *, progress: Callable[[CopyProgress], object] | None = None
+) -> SalvageReport:
+    """Copy what can be read of a damaged store in `path` to a new one in `target`; report what could not.
+
+    Nothing in `path` changes. Rows and messages are copied, not their history: queues number their messages anew, and
+    consumers, tokens and expiry times are not kept. If there is a backup, `restore` it instead. `progress` is called
+    after each table.
+
+    >>> store.close()
+    >>> report = penstock.salvage(store.path, "rescued")
+    >>> with penstock.open("rescued") as rescued:
+    ...     rescued.kv("users")[b"ada"]
+    b'1815'
+    """
+    path, target = store_folder(path), store_folder(target)
+    files = OsFileSystem()
+    if files.exists(target) and files.listdir(target):
+        raise Invalid(f"{target} is not empty: give a new folder, a salvage replaces nothing")
+    progress, cancelled = check_progress(progress), list[bool]()
+
+    def run() -> SalvageReport:
+        return salvage_store(
+            path,
+            lambda: open_store(target),
+            clock=SystemClock(),
+            random=system_random(),
+            progress=progress,
+            stop=lambda: bool(cancelled),
+        )
+
+    with translate_os_errors():
+        return threads.run_uninterrupted(run, cancel=lambda: cancelled.append(True))

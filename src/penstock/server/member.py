@@ -23,7 +23,7 @@ from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
 from penstock.log import Log
-from penstock.replica.certificates import contexts
+from penstock.replica.identity import member_contexts
 from penstock.replica.raft import RaftTimes
 from penstock.replica.replicated import Replicated
 from penstock.replica.state import StateFile
@@ -96,7 +96,7 @@ class Member:
             open_store(self.path, settings=replace(self._settings, background=False, serve=False)).close()
             state = StateFile(self._fs, raft)
             state.save(state.state)
-        server, client = contexts(certificates, self.name)
+        server, client = member_contexts(certificates, self.name)
         link = TcpLink(
             self.name,
             addresses,

@@ -46,6 +46,12 @@ class Rights:
     client: str
     tables: Mapping[str, Right] = field(default_factory=dict)
     producers: str | None = None  # whose producers it uses; None: its own
+    process: str = ""  # of local clients, which share their name: each has limits of its own
+
+    @property
+    def budget(self) -> str:
+        """Whose requests are counted together."""
+        return self.client or f"\0{self.process}"
 
     def own_token(self, token: tuple[str, int]) -> tuple[str, int]:
         """Return a token as the ledger stores it: prefixed with the owner of its producer."""

@@ -101,7 +101,7 @@ class Workload:
         """See `Work.hold`."""
         if work.memory + size > REQUEST_MEMORY_MAX:
             raise Invalid(f"a request takes more than {REQUEST_MEMORY_MAX} bytes of memory: send it in parts")
-        client = work.rights.client
+        client = work.rights.budget
         with self._lock:
             self._check_open()
             if not self._lock.wait_for(lambda: self._shut or self.memory.has_room(client, size), MEMORY_WAIT_S):
@@ -115,12 +115,12 @@ class Workload:
         more = max(0, size - work.memory)
         if more:
             with self._lock:
-                self.memory.taken[work.rights.client] += more
+                self.memory.taken[work.rights.budget] += more
                 work.memory += more
 
     def begin(self, work: Work, activity: str, *, binds: bool) -> None:
         """See `Work.begin`."""
-        client, slots = work.rights.client, self.slots[activity]
+        client, slots = work.rights.budget, self.slots[activity]
         with self._lock:
             self._check_open()
             if not slots.has_room(client, 1):
@@ -135,7 +135,7 @@ class Workload:
             raise Gone(untouched=True)
 
     def _end(self, work: Work) -> None:
-        client = work.rights.client
+        client = work.rights.budget
         with self._lock:
             _give_back(self.memory, client, work.memory)
             if work.activity:

@@ -42,6 +42,7 @@ from penstock.server.work import Work
 from penstock.store.port import LocalPort
 
 ROW_BYTES = 64
+ADMIT_S = 0.5  # for a shard that takes no writes now: the client waits, with growing pauses, and tries again
 CONDITION_WEIGHT = 24  # bytes of memory for each byte sent, at most
 HAPPENED = wire.Outcome(Verdict.DUPLICATE, happened=True)
 
@@ -92,7 +93,7 @@ class GroupTaker:
             try:
                 pending = self._pending(group, again=again)
                 if pending is not None:
-                    last = self._port.submit(pending, group.size)
+                    last = self._port.submit(pending, group.size, ADMIT_S)
                 outcomes.append(pending)
             except (Closed, Poisoned):
                 raise  # of the store: the client sends the whole message again

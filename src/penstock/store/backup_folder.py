@@ -193,20 +193,22 @@ class BackupFolder:
 
     def listings(self) -> list[BackupListing]:
         """Return the whole backups, oldest first; `NotFound` if the folder has no backups of a store."""
+        return [self._listing(number) for number in self._whole()]
+
+    def _whole(self) -> list[int]:
         if not self.fs.exists(f"{self.root}/{MARKER}"):
             raise NotFound(f"{self.root} is not a folder of backups: give the one that store.backup wrote to")
         self._marker()
-        return [self._listing(number) for number in self._numbers() if self.fs.exists(f"{self.own(number)}/{LISTING}")]
+        return [number for number in self._numbers() if self.fs.exists(f"{self.own(number)}/{LISTING}")]
 
     def listing(self, number: int | None) -> BackupListing:
         """Return a whole backup, by default the newest."""
-        listings = self.listings()
-        found = [each for each in listings if number in (None, each.number)]
+        whole = self._whole()
+        found = [each for each in whole if number in (None, each)]
         if not found:
-            have = ", ".join(str(each.number) for each in listings) or "none"
             what = "no whole backup" if number is None else f"no backup {number}"
-            raise NotFound(f"{self.root} has {what}: it has {have}")
-        return found[-1]
+            raise NotFound(f"{self.root} has {what}: it has {', '.join(map(str, whole)) or 'none'}")
+        return self._listing(found[-1])  # another that is damaged does not matter
 
     def _numbers(self) -> list[int]:
         return sorted(int(name) for name in self.fs.listdir(self.root) if _NUMBER.fullmatch(name))
@@ -230,10 +232,15 @@ class BackupFolder:
         body, end = data[:-_SUM_BYTES], _CHECKSUM.fullmatch(data[-_SUM_BYTES:])
         if end is None or int(end[1], 16) != google_crc32c.value(body):
             raise CorruptionError(path, 0, "its checksum does not match")
-        version = msgspec.json.decode(body, type=dict).get("version")
-        if version != VERSION:
-            raise UnsupportedVersion(f"{path} has version {version}, this Penstock reads {VERSION}: use a newer one")
-        return msgspec.json.decode(body, type=of)
+        try:
+            version = msgspec.json.decode(body, type=dict).get("version")
+            if version != VERSION:
+                raise UnsupportedVersion(
+                    f"{path} has version {version}, this Penstock reads {VERSION}: use a newer one"
+                )
+            return msgspec.json.decode(body, type=of)
+        except msgspec.DecodeError as error:
+            raise CorruptionError(path, 0, f"it does not decode ({error})") from None
 
     # -- writing
 

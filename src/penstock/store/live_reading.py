@@ -53,14 +53,14 @@ class LiveReading(MomentReading):
         with translate_os_errors():
             return self._dispatcher.partition(partition)
 
-    def machine(self, partition: PartitionId) -> Machine:
+    def machine(self, partition: PartitionId, timeout_s: float = WAIT_S) -> Machine:
         """Return the state machine of a shard with every record dispatched so far; raises if it cannot have them."""
         known = self._known(partition)
         if known is not None and not known.late:
             return known.machine  # type: ignore[return-value]
         shard = self._partition(partition)
         if shard.late:
-            self._dispatcher.catch_up(shard, timeout_s=WAIT_S)
+            self._dispatcher.catch_up(shard, timeout_s=timeout_s)
         return shard.machine  # type: ignore[return-value]
 
     def machine_unless_late(self, partition: PartitionId) -> Machine | None:

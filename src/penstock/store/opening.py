@@ -95,6 +95,7 @@ class OpenedParts(Tables):
         self._durable = settings.durable
         self._clock, self._random = SteadyClock(clock), random
         self._process = threads.process_id()
+        self._follower: Follower | None = None  # of a member that does not lead
         self._tenure = consensus  # the journal of a member of a cluster; None: the store has its own
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
@@ -122,8 +123,8 @@ class OpenedParts(Tables):
                 self._port.refuse_changes(NotLeader("this member is not the leader: connect to the leader to write"))
             self._start()
             if self._tenure is not None and not self._consensus.is_leader:
-                follower = Follower(self._tenure, self._replay, self._ledger.tree.lsn)
-                self._parts.callback(follower.close)
+                self._follower = Follower(self._tenure, self._replay, self._ledger.tree.lsn)
+                self._parts.callback(self._follower.close)
         except BaseException as error:
             self._closed = True
             self._parts.close()
@@ -375,7 +376,9 @@ class OpenedParts(Tables):
 
     @property
     def is_failed(self) -> bool:
-        """Whether writes are refused because one failed."""
+        """Whether writes are refused because one failed; of a member that follows, whether it cannot any more."""
+        if self._follower is not None and self._follower.failure is not None:
+            return True
         return self._coordinator.state is State.FAILED
 
     # -- background

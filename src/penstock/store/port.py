@@ -29,6 +29,7 @@ from penstock.kinds import (
     as_loadable,
     as_serviced,
 )
+from penstock.partition.admission import WAIT_S as ADMIT_WAIT_S
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
@@ -144,14 +145,15 @@ class LocalPort(LiveReading):
                     return False
         return True
 
-    def submit(self, group: PendingGroup, size: int) -> Epoch:
+    def submit(self, group: PendingGroup, size: int, wait_s: float = ADMIT_WAIT_S) -> Epoch:
+        """See `Port`. `wait_s`: for a shard that takes no writes now."""
         self._check_usable()
         self._check_changes()
         if self.read_only is not None and not self._frees_space(group):
             raise self.read_only
         for partition in group.sections:
             if partition != LEDGER:
-                self._dispatcher.admit(self._partition(partition))
+                self._dispatcher.admit(self._partition(partition), wait_s)
         condition = decode_condition(group.condition)
         expected: list[Expectation] = []  # conditions on rows
         others: list[tuple[str, bytes]] = []  # conditions for the ledger

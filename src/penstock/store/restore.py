@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.errors import CorruptionError, Invalid
+from penstock.errors import CorruptionError, Invalid, StoreLocked
 from penstock.host.file_operations import make_dirs, remove_folder
 from penstock.host.files import FileSystem
 from penstock.host.paths import parent
@@ -21,6 +21,7 @@ from penstock.host.randomness import Random
 from penstock.store.backup_folder import BackedFile, BackupFolder, BackupListing, Copier, CopyProgress, Progress
 from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, write_identity
 
+LOCK = "LOCK"  # a store's own: held while the copy is incomplete
 RESTORING = ".restoring"  # behind the name of the target, while the copy is incomplete
 
 
@@ -68,11 +69,48 @@ def restore_backup(
     if fs.exists(path) and fs.listdir(path):
         raise Invalid(f"{path} is not empty: give a new folder, a restore replaces nothing")
     work = path + RESTORING
-    remove_folder(fs, work)  # of a restore that ended early
-    make_dirs(fs, parent(path))
+    if fs.exists(work) and not fs.exists(f"{work}/{LOCK}"):
+        raise Invalid(f"{work} is in the way, and is not of a restore: move it elsewhere")
     make_dirs(fs, work)
-    copier, made = Copier(fs, stop), {work}
-    counter = _Counter(listing, progress)
+    try:
+        lock = fs.lock(f"{work}/{LOCK}")
+    except StoreLocked:
+        raise StoreLocked(f"another restore to {path} is running: wait for its end") from None
+    try:
+        counter = _Counter(listing, progress)
+        _copy_to(fs, folder, listing, work, random=random, copier=Copier(fs, stop), counter=counter)
+        if fs.exists(path):
+            fs.rmdir(path)
+        fs.rename(work, path)
+        fs.fsync_dir(parent(path))
+    finally:
+        lock.release()
+    return RestoreReport(
+        path=path,
+        number=listing.number,
+        lsn=listing.lsn,
+        files=len(listing.files),
+        bytes=sum(file.size for file in listing.files),
+    )
+
+
+def _copy_to(
+    fs: FileSystem,
+    folder: BackupFolder,
+    listing: BackupListing,
+    work: str,
+    *,
+    random: Random,
+    copier: Copier,
+    counter: _Counter,
+) -> None:
+    for name in fs.listdir(work):  # of a restore that ended early
+        if name != LOCK:
+            try:
+                fs.unlink(f"{work}/{name}")
+            except (IsADirectoryError, PermissionError):  # some systems raise the second for a folder
+                remove_folder(fs, f"{work}/{name}")
+    made = {work}
     for file in listing.files:
         target = f"{work}/{file.path}"
         if (above := parent(target)) not in made:
@@ -85,13 +123,6 @@ def restore_backup(
     for above in sorted(made):
         fs.fsync_dir(above)
     write_identity(fs, work, StoreIdentity(bytes.fromhex(listing.identity), random.randbytes(IDENTITY_BYTES)))
-    if fs.exists(path):
-        fs.rmdir(path)
-    fs.rename(work, path)
-    fs.fsync_dir(parent(path))
-    return RestoreReport(
-        path=path, number=listing.number, lsn=listing.lsn, files=len(listing.files), bytes=counter.total_bytes
-    )
 
 
 def examine_backup(

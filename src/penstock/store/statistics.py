@@ -83,6 +83,7 @@ def partition_statistics(partition: Partition, state: _State, published: int, no
     applied = partition.machine.applied
     stored, highest = min(partition.machine.stored, applied), max(partition.highest, applied)
     failed = partition.error if partition.failures else None
+    first = waiting[0].lsn if waiting else partition.deferred_from
     return PartitionStatistics(
         table=descriptor.name,
         shard=descriptor.shard,
@@ -92,9 +93,9 @@ def partition_statistics(partition: Partition, state: _State, published: int, no
         applied=applied,
         durable=highest,
         highest=highest,
-        applied_global=waiting[0].lsn - 1 if waiting else max(published, applied),
-        enqueued_ops=len(waiting),
-        enqueued_bytes=sum(entry.size for entry in waiting),
+        applied_global=max(published, applied) if first is None else first - 1,
+        enqueued_ops=len(waiting) + partition.deferred_operations,
+        enqueued_bytes=sum(entry.size for entry in waiting) + partition.deferred_bytes,
         backlog_age_ms=max(0, now_us - waiting[0].time_us) // 1_000 if waiting else 0,
         error="" if failed is None else f"{type(failed).__name__}: {failed}",
     )

@@ -157,9 +157,12 @@ def explore(
     torn_seeds: int = 1,
     recovery_modes: tuple[Mode, ...] = ("strict", "torn"),
     depth: int = 2,
+    every: int = 1,
     faults: Faults | None = None,
 ) -> CrashReport:
     """Test every crash (and fault); raise the first `Violation`, which says where it happened.
+
+    With `every`, only each n-th crash of a run is tested, and in each mode the first one before each step.
 
     >>> class Forgets:
     ...     def run(self, disk, history):
@@ -173,7 +176,7 @@ def explore(
     Traceback (most recent call last):
     penstock.testing.crashes.Violation: ...the file is lost...
     """
-    explorer = _Explorer(scenario, modes, recovery_modes, torn_seeds)
+    explorer = _Explorer(scenario, modes, recovery_modes, torn_seeds, every)
     explorer.crashes(depth)
     if faults is not None:
         explorer.faults(faults, depth)
@@ -190,12 +193,14 @@ def search_order(points: Sequence[T]) -> Sequence[T]:
 
 class _Explorer:
     def __init__(
-        self, scenario: Scenario, modes: tuple[Mode, ...], recovery_modes: tuple[Mode, ...], torn_seeds: int
+        self, scenario: Scenario, modes: tuple[Mode, ...], recovery_modes: tuple[Mode, ...], torn_seeds: int, every: int
     ) -> None:
         self._scenario = scenario
         self._modes = modes
         self._recovery_modes = recovery_modes
         self._torn_seeds = torn_seeds
+        self._every, self._count = every, 0
+        self._tested: set[tuple[str, Mode]] = set()  # steps
         self._labels: dict[int, str] = {}  # of each operation of the run that changes something
         self.report = CrashReport()
 
@@ -249,10 +254,17 @@ class _Explorer:
             for mode, seed in seeds:
                 disk = image.restore(mode, seed)
                 state = (disk.state(), image.mark)
-                if state not in tried:
+                if state not in tried and (recovering or self._takes(_step(image.label), mode)):
                     point = f"{where}{mode} crash (seed {seed}) before operation {image.operation} ({image.label})"
                     tried[state] = self._crash(disk, history.cut(image.mark), depth, point, recovering=recovering)
-                reached[_step(image.label)] += tried[state]
+                reached[_step(image.label)] += tried.get(state, False)
+
+    def _takes(self, step: str, mode: Mode) -> bool:
+        """Whether to test the next crash."""
+        self._count += 1
+        is_first = (step, mode) not in self._tested
+        self._tested.add((step, mode))
+        return is_first or not self._count % self._every
 
     def _crash(self, disk: SimulatedDisk, past: History, depth: int, where: str, *, recovering: bool) -> bool:
         """Resume after this crash; return False if the scenario skipped it."""

@@ -239,9 +239,14 @@ class VectorIndex:
     # -- searches
 
     def search_one(
-        self, query: F32, k: int, probes: int | None = None, square: float | None = None
+        self,
+        query: F32,
+        k: int,
+        probes: int | None = None,
+        square: float | None = None,
+        allowed: U64 | None = None,
     ) -> tuple[list[float], list[int]]:
-        """Return the distances and ids of the nearest of all vectors, at most `k`: what `search` returns, sooner.
+        """Return the distances and ids of the nearest vectors, at most `k`: what `search` returns, sooner.
 
         `square` is that of the length of the query, if the caller knows it.
         """
@@ -253,43 +258,57 @@ class VectorIndex:
                 if self._change_waits:
                     self._wait_for_change(buffers)
                 if self._kernel is kernel and not self._hides:
-                    return self._search_lists(kernel, buffers, query, k, probes, square)
+                    if allowed is None:
+                        self._fill(buffers, query, square)
+                        return self._search_lists(kernel, buffers, k, probes)
+                    filtered = self._filtered.get(kernel, self.metric, allowed, cached=True)
+                    if isinstance(filtered.rows, FlatRows):
+                        self._fill(buffers, query, square)
+                        distances, positions = self._result(buffers, filtered.rows.search_one(buffers, k))
+                        return distances, filtered.ids[positions].tolist()
             finally:
                 self._searching.discard(buffers)
                 if self._change_waits:
                     self._idle.set()
                 kernel.scratches.give_back(buffers, k)
-        found, numbers = self.search(np.asarray(query, np.float32)[None], k, probes=probes)
+        found, numbers = self.search(np.asarray(query, np.float32)[None], k, probes=probes, allowed=allowed)
         ids = numbers[0][numbers[0] >= 0].tolist()
         return found[0][: len(ids)].tolist(), ids
 
-    def _search_lists(  # noqa: PLR0917
-        self, kernel: PostingLists, buffers: Scratch, query: F32, k: int, probes: int | None, square: float | None
-    ) -> tuple[list[float], list[int]]:
-        cosine = self.metric == "cosine"
+    def _fill(self, buffers: Scratch, query: F32, square: float | None) -> None:
+        """Write the prepared query to buffers."""
         size = float(query.dot(query)) if square is None else square
-        if not cosine:
+        if self.metric != "cosine":
             buffers.query[:] = query
         elif _TINY < size < _HUGE:
             buffers.scale.fill(size**-0.5)
             np.multiply(query, buffers.scale, buffers.query)
         else:
             buffers.query[:] = prepared(query[None], "cosine")[0]
+
+    def _search_lists(
+        self, kernel: PostingLists, buffers: Scratch, k: int, probes: int | None
+    ) -> tuple[list[float], list[int]]:
         number = probes or self.probes
         ids = kernel.search_one(buffers, k, number)
         while ids[-1] < 0 and probes is None and number < self.lists:
             number = min(2 * number, self.lists)  # the lists have fewer than k: look at more
             ids = kernel.search_one(buffers, k, number)
-        found = buffers.distances
-        if cosine and ids[-1] >= 0:
-            distances = np.subtract(buffers.ones, found, found).tolist()
-            if distances[0] >= 0:  # the nearest is first; `_nearness` lets none be below 0
-                return distances, ids
-            return np.maximum(found, _ZERO, found).tolist(), ids
-        distances = self._nearness(found, False, buffers.ids).tolist()
-        if ids[-1] < 0:  # fewer than k: none follow
-            del ids[ids.index(-1) :]
-        return distances[: len(ids)] if len(ids) < k else distances, ids
+        return self._result(buffers, ids)
+
+    def _result(self, buffers: Scratch, found: list[int]) -> tuple[list[float], list[int]]:
+        """Return the distances of what was found, and that, without -1 for what was not."""
+        distances: list[float]
+        if found[-1] >= 0 and self.metric == "cosine":
+            nearness = buffers.distances
+            distances = np.subtract(buffers.ones, nearness, nearness).tolist()
+            if distances[0] < 0:  # the nearest is first
+                distances = np.maximum(nearness, _ZERO, nearness).tolist()
+            return distances, found
+        distances = self._nearness(buffers.distances, False, buffers.ids).tolist()
+        if found[-1] < 0:  # fewer than k: none follow
+            del found[found.index(-1) :]
+        return distances[: len(found)], found
 
     def search(
         self,

@@ -28,6 +28,7 @@ I32: TypeAlias = npt.NDArray[np.int32]
 SCRATCHES_MAX = 8  # values of k with spare buffers, and buffers of each
 PARAMETERS_MAX = 64
 SPARSE = 1 << 12  # a set of ids with fewer than one in SPARSE numbers is a hash set, not a bitmap
+ONE_THREAD_SIZE = 1 << 19  # numbers in centroids: for a product with more, BLAS may start threads
 FLAT_QUERIES = 16  # from 20 on faiss computes squared distances by a product, which is inexact far from the origin
 _faiss: Any = None
 
@@ -62,11 +63,11 @@ def load_faiss() -> Any:
     return _faiss
 
 
-def _native(index: Any, name: str) -> Callable[..., Any]:
-    """Return a method of an index without the layer of Python around it, which costs a microsecond."""
+def _native(index: Any, kind: str, name: str) -> Callable[..., Any]:
+    """Return a method of an index of a kind without the layer of Python around it, which costs a microsecond."""
     module = sys.modules[type(index).__module__]
     for native in (getattr(module, some) for some in vars(module) if some.startswith("_swigfaiss")):
-        function = getattr(native, f"IndexIVF_{name}", None)
+        function = getattr(native, f"{kind}_{name}", None)
         if function is not None:
             return partial(function, index.this)
     method: Callable[..., Any] = getattr(index, f"{name}_c")
@@ -150,9 +151,8 @@ class PostingLists:
         self._index = faiss.IndexIVFFlat(self._quantizer, self._dimensions, len(self.centroids), kind)
         self._index.is_trained = True
         self._inverted = self._index.invlists
-        self._search, self._search_preassigned = (
-            _native(self._index, name) for name in ("search", "search_preassigned")
-        )
+        self._search = _native(self._index, "IndexIVF", "search")
+        self._search_preassigned = _native(self._index, "IndexIVF", "search_preassigned")
         self._plain_parameters = _Parameters(self.parameters)
         self._transposed = np.ascontiguousarray(self.centroids.T)
         self._halves = None if product else np.einsum("ij,ij->i", self.centroids, self.centroids) / 2
@@ -312,7 +312,7 @@ class PostingLists:
     def search_one(self, buffers: Scratch, k: int, probes: int) -> list[int]:
         """Do as `search` for the query in some buffers, in which the distances are found; return the ids."""
         parameters = self._plain_parameters[probes]
-        if probes == 1:  # numpy finds the nearest centroid in 4 us, faiss in 7
+        if probes == 1 and self.centroids.size <= ONE_THREAD_SIZE:  # 4 us for 632 of them, faiss takes 7
             scores = np.dot(buffers.query, self._transposed, buffers.scores)
             if self._halves is not None:
                 np.subtract(scores, self._halves, scores)
@@ -352,7 +352,7 @@ class FlatRows:
         self._index = (_faiss.IndexFlatL2 if metric == "euclidean" else _faiss.IndexFlatIP)(rows.shape[1])
         if len(rows):
             self._index.add(rows)
-        self._search = self._index.search_c
+        self._search = _native(self._index, "IndexFlat", "search")
         self.nbytes = rows.nbytes
 
     def search(self, queries: F32, k: int) -> tuple[F32, I64]:
@@ -364,6 +364,12 @@ class FlatRows:
             outputs = pointer(found[start : start + FLAT_QUERIES]), pointer(at[start : start + FLAT_QUERIES])
             self._search(len(some), pointer(some), k, *outputs)
         return found, at
+
+    def search_one(self, buffers: Scratch, k: int) -> list[int]:
+        """Do as `search` for the query in some buffers, in which the products are found; return the positions."""
+        self._search(1, buffers.at_query, k, buffers.at_distances, buffers.at_ids)
+        positions: list[int] = buffers.ids.tolist()
+        return positions
 
 
 def bitmap_selector(ids: U64, *, negated: bool = False) -> Any:

@@ -292,6 +292,9 @@ class VectorReader:
 
 def _plain(where: Any) -> Any:
     """Return a condition with plain containers and values, for other processes."""
+    kind = type(where)
+    if kind is str or kind is float or kind is bool or (kind is int and -(1 << 63) <= where < 1 << 63):
+        return where
     if isinstance(where, Mapping):
         return {_plain(name): _plain(value) for name, value in where.items()}
     if isinstance(where, (list, tuple, set, frozenset)):

@@ -336,11 +336,15 @@ def check_vectors(vectors: F32, options: VectorOptions) -> None:
     if len(wrong):
         row = int(wrong[0])
         if np.isfinite(vectors[row]).all():
-            raise Invalid(f"the vector in row {row} is longer than {LENGTH_MAX:g}: distances would overflow, scale it")
-        raise Invalid(f"the vector in row {row} holds NaN or infinity: drop such rows")
+            raise Invalid(f"{_named(row, vectors)} is longer than {LENGTH_MAX:g}: distances would overflow, scale it")
+        raise Invalid(f"{_named(row, vectors)} holds NaN or infinity: drop it")
     if options.metric == "cosine":
         wrong = np.flatnonzero(squares < SQUARE_MIN)
         if len(wrong):
             raise Invalid(
-                f"the vector in row {int(wrong[0])} is zero or nearly zero, so it has no direction for cosine: drop it"
+                f"{_named(int(wrong[0]), vectors)} is zero or nearly zero, so it has no direction for cosine: drop it"
             )
+
+
+def _named(row: int, vectors: F32) -> str:
+    return "the vector" if len(vectors) == 1 else f"the vector in row {row}"

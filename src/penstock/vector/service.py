@@ -60,7 +60,7 @@ class VectorService(TableService):
         """Search one vector: `request` is (vector of the right length, k, probes, where)."""
         vector, k, probes, where = request
         machine: VectorMachine = self._host.machine(self._partition)
-        live, square = machine.live, float(vector.dot(vector))
+        live, square = machine.live, float(np.vdot(vector, vector))  # `dot` warns where float32 overflows
         cache = live.cache
         if not SQUARE_MIN < square < SQUARE_MAX:
             check_vectors(vector.reshape(1, -1), self._options)  # NaN, or zero with cosine
@@ -74,7 +74,7 @@ class VectorService(TableService):
                 if where is None:
                     distances, numbers = loaded.index.search_one(vector, k, probes or None, square)
                 else:
-                    found = self._filtered(loaded, live, vector, request)
+                    found = self._filtered(loaded, live, request, square)
                     if found is None:
                         break
                     distances, numbers = found
@@ -105,21 +105,15 @@ class VectorService(TableService):
 
     @staticmethod
     def _filtered(
-        loaded: LoadedIndex, live: LiveIndex, vector: F32, request: Any
+        loaded: LoadedIndex, live: LiveIndex, request: Any, square: float
     ) -> tuple[list[float], list[int]] | None:
         """Search what passes a condition; None if cached columns lack a record that the kernel has."""
-        _, k, probes, where = request
+        vector, k, probes, where = request
         columns = live.cache.columns
         if columns is None or columns.ceiling != loaded.ceiling:
             return None
-        allowed = live.cache.allowed(where, columns)
-        found, ids = loaded.index.search(vector.reshape(1, -1), k, probes=probes or None, allowed=allowed)
-        if columns.ceiling != loaded.ceiling:
-            return None  # a record was applied meanwhile, of which a part was seen
-        numbers = ids[0].tolist()
-        if numbers[-1] < 0:
-            del numbers[numbers.index(-1) :]
-        return found[0].tolist()[: len(numbers)], numbers
+        found = loaded.index.search_one(vector, k, probes or None, square, live.cache.allowed(where, columns))
+        return found if columns.ceiling == loaded.ceiling else None  # a record was applied since: a part was seen
 
     @staticmethod
     def _in_snapshot(machine: VectorMachine, vector: F32, request: Any) -> list[Hit]:

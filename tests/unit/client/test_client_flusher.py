@@ -132,7 +132,7 @@ def test_what_may_pass_is_sent_again(
 def test_a_disk_that_stays_full_refuses_a_write_and_takes_the_delete_behind_it(
     owner: Store, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flusher, "FULL_S", 0.2)
+    monkeypatch.setattr(flusher, "BUSY_S", 0.2)
     rows = store.kv("rows")
     rows.put(b"old", b"", durable=True)
     owner.port.read_only = DiskFull("only deletes are taken")

@@ -272,6 +272,28 @@ def test_a_message_that_is_forgotten_would_be_seen(
         recover_at_every_point(owner, store)
 
 
+def test_changes_a_barrier_and_a_subscription(store: RemoteStore, owner: Store) -> None:
+    """None of them writes: the next one has all that there is, in order, and the owner keeps nothing open for them."""
+    fed, views = store.kv("fed", changes=True), store.subscribe()
+    fed.put_many({b"%d" % n: b"1" for n in range(20)}, durable=True)
+
+    def read(number: int) -> None:
+        assert fed.changes().to_arrow().num_rows >= 20
+        store.wait_for(views.wait_newer(timeout_s=10).lsn, tables=["fed"])
+
+    def check(number: int, _: bool, where: str) -> None:
+        fed.put(b"n", b"again", durable=True)
+        changes = fed.changes().to_arrow()
+        assert changes["_change_type"].to_pylist() == ["insert"] * 21 + ["update_postimage"] * number, where
+        assert changes["value"].to_pylist()[-1] == b"again", where
+        lsn = changes["_commit_version"].to_pylist()[-1]
+        assert store.wait_for(lsn, tables=["fed"]) >= lsn, where
+        assert store.subscribe().latest().lsn >= lsn, where
+        assert fed.changes(after=lsn).to_arrow().num_rows == 0, where
+
+    assert at_every_point(read, check) >= REQUEST | {"client/reading.py"}
+
+
 def test_two_threads_one_of_them_interrupted(store: RemoteStore, owner: Store) -> None:
     model, stop, problems, done = Model(store, owner), threading.Event(), list[Exception](), 0
 

@@ -701,6 +701,37 @@ def test_waiting_writes_go_on_in_their_order_and_only_so_many_wait() -> None:
     assert second == [NONE + 5]
 
 
+def test_small_writes_pass_a_large_one_that_waits_but_not_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.coordinator.waiting.SMALL_BYTES", 10)
+    monkeypatch.setattr("penstock.coordinator.waiting.LARGE_BYTES", 20)
+    box = Box(CoordinatorSettings(flush_bytes=100, bytes_max=100, waiting_writes_max=9))
+    for _ in range(6):
+        box.coordinator.write(Adds(a=1), size_hint=10)
+    large = box.begin(lambda: box.coordinator.write(Adds(b=1), size_hint=50, timeout_s=PATIENCE_S))
+    box.await_waiting_writes(1)
+    for _ in range(4):
+        box.coordinator.try_write(Adds(c=1), size_hint=10)  # there is room for these
+    last = box.begin(lambda: box.coordinator.write(Adds(c=1), size_hint=10, timeout_s=PATIENCE_S))
+    box.await_waiting_writes(2)  # no room
+    with pytest.raises(Backpressure):
+        box.coordinator.try_write(Adds(c=1), size_hint=11)  # not small
+    box.coordinator.flush()
+    box.join()
+    assert sorted([large[0], last[0]]) == [NONE + 11, NONE + 12]
+    # As much as the large one wants has passed it by now: it is the next.
+    box.coordinator.flush()
+    for _ in range(10):
+        box.coordinator.write(Adds(a=1), size_hint=6)
+    large = box.begin(lambda: box.coordinator.write(Adds(b=1), size_hint=50, timeout_s=PATIENCE_S))
+    box.await_waiting_writes(1)
+    for _ in range(5):
+        box.coordinator.try_write(Adds(c=1), size_hint=8)
+    with pytest.raises(Backpressure):
+        box.coordinator.try_write(Adds(c=1), size_hint=8)
+    box.coordinator.flush()
+    box.join()
+
+
 def test_one_who_gives_up_makes_way() -> None:
     box = small()
     box.write()

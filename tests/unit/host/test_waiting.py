@@ -37,6 +37,31 @@ def test_a_stop_signal_ends_a_pause_and_the_attempts() -> None:
     assert not pause(0.0)
 
 
+class Chosen:
+    """A source of one number."""
+
+    def __init__(self, number: float) -> None:
+        self._number = number
+
+    def random(self) -> float:
+        return self._number
+
+    def randbytes(self, n: int) -> bytes:
+        return bytes(n)
+
+
+def test_pauses_differ_by_chance_and_are_no_shorter_than_the_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr("penstock.host.waiting.pause", lambda seconds, _: paused.append(seconds))
+    clock = FakeClock()
+    for number in (0.0, 1.0):
+        retries = Retries(clock, 10 + clock.monotonic_s(), pause_s=0.1, pause_s_max=0.4, random=Chosen(number))
+        assert all(retries.again() for _ in range(3))
+        assert retries.again(2.0)
+        assert retries.again(50.0)  # not past the deadline
+    assert paused == pytest.approx([0.05, 0.1, 0.2, 2.0, 10.0, 0.1, 0.2, 0.4, 3.0, 10.0])
+
+
 def test_pauses_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[float] = []
     monkeypatch.setattr("penstock.host.waiting.pause", lambda seconds, _: paused.append(seconds))

@@ -412,7 +412,7 @@ def test_writes_go_on_when_there_is_an_owner_again(tmp_path: Path) -> None:
     """Without an owner for so long that writes failed, senders are told to wait; with the next one all is written."""
     owner = penstock.open(tmp_path / "store")
     owner.series("metrics")
-    with penstock.connect(owner.path) as store:
+    with ExitStack() as later, penstock.connect(owner.path) as store:  # the next owner outlives the client
         hurry(store, 0.3)
         store._port._flusher._send_s = 0.5
         with serve_http(store, HttpSettings(table="metrics", write=True)) as port:
@@ -425,10 +425,10 @@ def test_writes_go_on_when_there_is_an_owner_again(tmp_path: Path) -> None:
             assert headers["retry-after"].isdecimal()
             assert door.send("/write", b"cpu,n=3 value=3 1000000000")[0] == 503
             hidden.close()
-            with penstock.open(tmp_path / "store") as owner:
-                for body in (b"cpu,n=2 value=2 1000000000", b"cpu,n=3 value=3 1000000000"):  # as senders do
-                    until(lambda body=body: door.send("/write", body)[0] == 204)
-                assert sorted(owner.series("metrics").select("cpu").column("value").to_pylist()) == [1.0, 2.0, 3.0]
+            owner = later.enter_context(penstock.open(tmp_path / "store"))
+            for body in (b"cpu,n=2 value=2 1000000000", b"cpu,n=3 value=3 1000000000"):  # as senders do
+                until(lambda body=body: door.send("/write", body)[0] == 204)
+            assert sorted(owner.series("metrics").select("cpu").column("value").to_pylist()) == [1.0, 2.0, 3.0]
 
 
 def test_writes_go_on_after_the_disk_of_the_owner_failed(tmp_path: Path) -> None:

@@ -36,6 +36,12 @@ def test_every_expression_comes_back() -> None:
         ("(2^3)^2", "(2 ^ 3) ^ 2"),
         ("2^3^2", "2 ^ 3 ^ 2"),
         ("-a^2", "-a ^ 2"),
+        ("a + fill(1) b", "a + fill (1) b"),
+        (
+            "a == bool on(x) group_left(y) fill_right(-Inf) fill_left(NaN) b",
+            "a == bool on (x) group_left (y) fill_left (NaN) fill_right (-Inf) b",
+        ),
+        ("a-fill_left(0)b", "a - fill_left (0) b"),
         ("(-a)^2", "(-a) ^ 2"),
         ("-(a+b)", "-(a + b)"),
         ("a and (b or c)", "a and (b or c)"),

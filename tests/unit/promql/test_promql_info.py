@@ -9,7 +9,7 @@ from memory_source import MemorySource
 from promql_dataset import START_MS, Series
 
 from penstock.errors import Invalid
-from penstock.promql import QueryBudget, QueryLimits, evaluate, parse_query, step_grid
+from penstock.promql import QueryBudget, QueryLimits, evaluate, parse_query, selectors_of, step_grid
 from penstock.testing.clock import FakeClock
 
 MINUTE_MS = 60_000
@@ -142,6 +142,12 @@ def test_an_info_metric_is_not_its_own_info() -> None:
     assert list(run("info(build_info, {__name__=~'.+_info'})", data, 1)) == ["__name__=build_info b=1 instance=a"]
     every = "{__name__=~'target_.+', __name__=~'.+_info'}"  # all of its matchers have to match
     assert list(run(f"info(build_info, {every})", data, 1)) == ["__name__=build_info b=1 instance=a v=2"]
+
+
+def test_info_reads_two_selectors() -> None:
+    """So that both are read at one moment."""
+    assert len(list(selectors_of(parse_query("info(m)")))) == 2
+    assert len(list(selectors_of(parse_query("info(m, {v='1'})")))) == 2
 
 
 def test_info_takes_matchers() -> None:

@@ -83,7 +83,7 @@ def vectors() -> st.SearchStrategy[str]:
                 inner,
                 arithmetic,
                 matching,
-                st.sampled_from(["left", "right", "left(mode)", "right(code, floor)"]),
+                st.sampled_from(["left()", "right()", "left(mode)", "right(code, floor)"]),
                 inner,
             ),
             st.builds(

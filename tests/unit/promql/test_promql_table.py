@@ -27,6 +27,7 @@ EXPRESSIONS = [
     "histogram_quantile(0.99, rate(latency_bucket[5m]))",
     "cpu * on(instance) group_left(version) build_info",
     "ending",
+    "info(sum by (job) (requests_total), {__name__='limit'})",
     'paths{host="é"}',
     "max_over_time(sum by (job) (rate(requests_total[2m]))[10m:1m])",
     "count by (__name__) ({__name__=~'.+'})",

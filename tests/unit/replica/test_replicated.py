@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.certificates import make_member_certificates
 from penstock.errors import NotLeader, PenstockError, RetryLater
 from penstock.host.clock import SystemClock
 from penstock.host.os_files import OsFileSystem
 from penstock.log import Log, LogSettings
-from penstock.replica.certificates import contexts, make_certificates
+from penstock.replica.identity import member_contexts
 from penstock.replica.messages import Vote, pack
 from penstock.replica.raft import RaftTimes
 from penstock.replica.replicated import Replicated
@@ -33,7 +34,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_certificates(folder / "certificates", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
+        make_member_certificates(str(folder / "certificates"), dict.fromkeys(NAMES, "127.0.0.1"))
         self.addresses = {name: ("127.0.0.1", _free_port()) for name in NAMES}
         self.members: dict[str, Replicated] = {}
         for name in NAMES:
@@ -42,7 +43,7 @@ class Cluster:
     def start(self, name: str) -> Replicated:
         fs, folder = OsFileSystem(), self.folder / name
         folder.mkdir(exist_ok=True)
-        server, client = contexts(self.folder / "certificates", name)
+        server, client = member_contexts(self.folder / "certificates", name)
         link = TcpLink(
             name, self.addresses, cluster=b"one", server_context=server, client_context=client, clock=SystemClock()
         )
@@ -162,7 +163,7 @@ def test_without_a_quorum_nothing_is_acknowledged(cluster: Cluster, monkeypatch:
 
 
 def _connect(cluster: Cluster, name: str, certificate: str, folder: Path) -> ssl.SSLSocket:
-    tls = contexts(folder, certificate)[1].wrap_socket(socket.socket())
+    tls = member_contexts(folder, certificate)[1].wrap_socket(socket.socket())
     try:
         tls.settimeout(5)
         tls.connect(cluster.addresses[name])
@@ -210,7 +211,7 @@ def test_a_member_that_sends_nonsense_is_disconnected(cluster: Cluster) -> None:
 
 def test_a_certificate_of_another_authority_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.write(b"before")
-    make_certificates(tmp_path / "others", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
+    make_member_certificates(str(tmp_path / "others"), dict.fromkeys(NAMES, "127.0.0.1"))
     (tmp_path / "others" / "authority.pem").write_bytes((cluster.folder / "certificates/authority.pem").read_bytes())
     with suppress(ssl.SSLError, ConnectionError), _connect(cluster, "a", "c", tmp_path / "others") as sock:
         sock.sendall(struct.pack(">I", 9) + pack(Vote(1)))

@@ -11,9 +11,8 @@ import pytest
 from test_guard import write_tokens
 
 import penstock
+from penstock.cli.certificates import make_member_certificates
 from penstock.errors import Invalid, NotLeader
-from penstock.host.clock import SystemClock
-from penstock.replica.certificates import make_certificates
 from penstock.replica.raft import RaftTimes
 from penstock.server.member import Member
 
@@ -25,7 +24,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_certificates(folder / "certificates", dict.fromkeys(NAMES, "127.0.0.1"), SystemClock())
+        make_member_certificates(str(folder / "certificates"), dict.fromkeys(NAMES, "127.0.0.1"))
         self.tokens = write_tokens(folder / "tokens.toml", admin='"*" = "admin"')
         ports = [_free_port() for _ in range(6)]
         self.addresses = {name: ("127.0.0.1", port) for name, port in zip(NAMES, ports[:3], strict=True)}
@@ -123,3 +122,25 @@ def test_a_folder_of_a_member_is_opened_as_a_member_only(cluster: Cluster) -> No
             certificates=cluster.folder / "certificates",
         )
     cluster.start("a")
+
+
+def test_a_follower_that_fails_begins_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that could not be applied, because of a disk error for example, is applied after an opening."""
+    leader = cluster.members[cluster.leader()].store()
+    users = leader.kv("users")
+    users.put(b"a", b"1", durable=True)
+    member = next(member for name, member in cluster.members.items() if name != cluster.leader())
+    follower = member.store()
+    follower.wait_for(leader.view().lsn, timeout_s=30)
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "the disk is away")
+
+    monkeypatch.setattr(follower._dispatcher, "dispatch", fail)
+    users.put(b"b", b"2", durable=True)
+    deadline = time.monotonic() + 30
+    while (again := member.store()) is follower:
+        assert time.monotonic() < deadline, "the member did not begin anew"
+        time.sleep(0.02)
+    again.wait_for(leader.view().lsn, timeout_s=30)
+    assert again.kv("users").get(b"b") == b"2"

@@ -438,7 +438,7 @@ def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> 
     threads = [threading.Thread(target=ask, args=(gateway, waiting)) for _ in range(3)]
     for thread in threads:
         thread.start()
-    while limits.taken[LOCAL.client] < 3:
+    while limits.taken[LOCAL.budget] < 3:
         pause(0.02)
     with pytest.raises(Backpressure, match="waiting"):
         ask(gateway, waiting)

@@ -307,6 +307,22 @@ def test_a_search_that_does_not_end_does_not_hold_a_change(monkeypatch: pytest.M
         assert np.array_equal(result[0], prepared(VECTORS[:500], "cosine"))
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_filtered_search_of_one_vector_finds_what_many_find(metric: Metric) -> None:
+    for kernel in KERNELS:
+        index = made(kernel, metric)
+        for allowed in (ids_from(1, 2), ids_from(5, 1), ids_from(50, 40), ids_from(1, 700)):  # none, one, some, all
+            for removed in range(2):
+                for query in QUERIES[:5]:
+                    distances, ids = index.search(query[None], 7, allowed=allowed)
+                    found = index.search_one(query, 7, None, None, allowed)
+                    assert found[1] == ids[0][ids[0] >= 0].tolist()
+                    np.testing.assert_allclose(found[0], distances[0][ids[0] >= 0], rtol=1e-5, atol=1e-6)
+                pin = index.pin()
+                index.remove(ids_from(60 + removed, 1))  # hidden as long as the pin is there
+        del pin
+
+
 def test_a_search_that_meets_a_change_waits_for_it() -> None:
     for kernel in KERNELS:
         index, found = made(kernel, "dot"), list[Any]()

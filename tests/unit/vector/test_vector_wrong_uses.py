@@ -61,6 +61,7 @@ def test_searches_of_any_form(place: Any) -> None:
     wrong: list[dict[str, Any]] = [
         {"vector": rows}, {"vector": masked}, {"vector": masked[None]}, {"vector": pa.array([1.0, None])},
         {"vector": pa.array([True, False])}, {"vector": pa.array(["1", "2"])}, {"vector": deep()},
+        *({"vector": np.array([value, 0.0], np.float32)} for value in (np.nan, np.inf, 1e20, 3e38, 0.0, 1e-45)),
         {"timeout_s": None}, {"timeout_s": "1"}, {"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": float("nan")},
         {"timeout_s": True}, {"timeout_s": 61}, {"k": np.timedelta64(5, "s")}, {"where": {"n": deep()}},
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from penstock.partition.reference import StagedFile
 from penstock.registry import SHARDS_MAX
 
 PROTOCOL = "1"
+PROCESS_HEADER = "penstock-process"  # a name that a local client gives itself, for the owner's limits
 MESSAGE_BYTES_MAX = 80 << 20  # of a request; the largest value has 64 MiB
 ANSWER_BYTES_MAX = 256 << 20
 SMALL_BYTES_MAX = 1 << 20  # of a request with names, numbers and a key or two

@@ -1,0 +1,38 @@
+"""How members show who they are: a certificate of the cluster's authority that names the member, as a URI.
+
+Thread: pure functions.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from penstock.errors import Invalid
+
+IDENTITY = "penstock-member:"
+
+
+def certified_members(certificate: object) -> list[str]:
+    """Return the members that a certificate names, as `ssl` gives it."""
+    names = certificate.get("subjectAltName", ()) if isinstance(certificate, dict) else ()
+    return [value[len(IDENTITY) :] for kind, value in names if kind == "URI" and value.startswith(IDENTITY)]
+
+
+def member_contexts(folder: Path, member: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the contexts of a member: to be called, and to call."""
+    found = []
+    for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # the member's name is checked instead, whatever its address
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(folder / "authority.pem")
+            context.load_cert_chain(folder / f"{member}.pem", folder / f"{member}.key")
+        except OSError as error:  # SSLError is an OSError
+            raise Invalid(
+                f"{folder} lacks the certificates of member {member} ({error}): see `penstock cluster`"
+            ) from None
+        found.append(context)
+    return found[0], found[1]

@@ -1,0 +1,128 @@
+"""Salvage: what can be read of a damaged store is copied, nothing else is, and the rest is in the report."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backup_kill_child import make_tables, write_round
+
+import penstock
+from penstock.errors import CorruptionError, Invalid, NotFound, StoreLocked
+
+ROUNDS = 40
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of all kinds, partly in files, partly in the journal, with a copy of its manifest."""
+    path = tmp_path_factory.mktemp("sound") / "store"
+    with penstock.open(path) as store:
+        make_tables(store)
+        for number in range(ROUNDS):
+            write_round(store, number)
+            if number in (10, 25):
+                for name in ("users", "metrics", "docs"):
+                    store.compact(name)
+                store._maintenance.flush(store._ledger.tree)  # it knows the tables
+                store._manifest.backup()
+    return path
+
+
+def contents(path: Path) -> dict[str, set[Any]]:
+    with penstock.open(path) as store, store.snapshot() as snapshot:
+        found: dict[str, set[Any]] = {}
+        if "users" in snapshot.tables():
+            found["users"] = {(key, value) for key, value in snapshot.kv("users").scan() if key != b"round"}
+        if "events" in snapshot.tables():
+            events = snapshot.queue("events").to_arrow()
+            found["events"] = set(zip(events["key"].to_pylist(), events["payload"].to_pylist(), strict=True))
+        if "metrics" in snapshot.tables():
+            samples = snapshot.series("metrics").select("rounds")
+            found["metrics"] = set(zip(samples["time"].to_pylist(), samples["value"].to_pylist(), strict=True))
+        if "docs" in snapshot.tables():
+            docs = snapshot.vector("docs").to_arrow()
+            found["docs"] = set(zip(docs["id"].to_pylist(), map(tuple, docs["vector"].to_pylist()), strict=True))
+        return found
+
+
+@pytest.fixture(scope="module")
+def written(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[Any]]:
+    copy = tmp_path_factory.mktemp("written") / "store"
+    shutil.copytree(sound, copy)
+    found = contents(copy)
+    assert {name: len(rows) for name, rows in found.items()} == dict.fromkeys(
+        ("users", "events", "metrics", "docs"), ROUNDS
+    )
+    return found
+
+
+def test_a_sound_store_is_copied_whole(sound: Path, written: dict[str, set[Any]], tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in sound.rglob("*") if path.is_file()}
+    report = penstock.salvage(sound, tmp_path / "rescued")
+    assert (report.lost, report.damage) == ([], [])
+    assert {path: path.read_bytes() for path in sound.rglob("*") if path.is_file()} == before
+    assert contents(tmp_path / "rescued") == written
+
+
+FILES = (
+    "STORE",
+    "manifest",
+    "journal/*.log",
+    "tables/1/*/*.sst",  # the ledger's
+    "tables/1/*/*.idx",
+    "tables/2/*/*.sst",
+    "tables/4/*/*.idx",
+    "tables/*/*/*/*/*/*.data",
+    "tables/*/*/manifest.*",
+)
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "lose"])
+@pytest.mark.parametrize("pattern", FILES)
+def test_a_damaged_file(sound: Path, written: dict[str, set[Any]], tmp_path: Path, pattern: str, how: str) -> None:
+    """One damaged file of each sort: only rows that were written are copied, and all of them if nothing is lost."""
+    copy = tmp_path / "store"
+    shutil.copytree(sound, copy)
+    path = sorted(copy.glob(pattern))[0]
+    content = bytearray(path.read_bytes())
+    if how == "lose":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) * 2 // 3 if path.name != "manifest" else 100] ^= 1
+        path.write_bytes(content)
+    report = penstock.salvage(copy, tmp_path / "rescued")
+    found = contents(tmp_path / "rescued")
+    for name, rows in found.items():
+        assert rows <= written[name], name
+        assert report.rows[name] >= len(rows)
+    if not report.lost:
+        assert found == written
+    if pattern not in ("STORE", "manifest"):
+        assert sum(map(len, found.values())) >= ROUNDS  # the rest is in other files
+
+
+def test_without_a_manifest_nothing_can_be_salvaged(sound: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(sound, copy)
+    for path in copy.glob("manifest*"):
+        path.unlink()
+    with pytest.raises(CorruptionError, match="neither it nor a copy of it can be read"):
+        penstock.salvage(copy, tmp_path / "rescued")
+
+
+def test_wrong_arguments(sound: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no store"):
+        penstock.salvage(tmp_path / "nothing", tmp_path / "rescued")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter").write_text("dear")
+    with pytest.raises(Invalid, match="is not empty"):
+        penstock.salvage(sound, tmp_path / "full")
+    with penstock.open(tmp_path / "store"), pytest.raises(StoreLocked):
+        penstock.salvage(tmp_path / "store", tmp_path / "another")
+    assert not (tmp_path / "another").exists()
+    penstock.salvage(tmp_path / "store", tmp_path / "another")  # it can be tried again
