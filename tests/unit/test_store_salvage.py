@@ -124,3 +124,5 @@ def test_wrong_arguments(sound: Path, tmp_path: Path) -> None:
         penstock.salvage(sound, tmp_path / "full")
     with penstock.open(tmp_path / "store"), pytest.raises(StoreLocked):
         penstock.salvage(tmp_path / "store", tmp_path / "another")
+    assert not (tmp_path / "another").exists()
+    penstock.salvage(tmp_path / "store", tmp_path / "another")  # it can be tried again

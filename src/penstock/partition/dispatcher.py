@@ -152,6 +152,10 @@ class Dispatcher(Moments):
                 if entry is not None:
                     yield entry
 
+    def entries_after(self, partition: PartitionId, lsn: int) -> Iterator[Entry]:
+        """Yield the entries of a partition that are in the journal, after an LSN."""
+        return self._replay(partition, lsn + 1, self.published)
+
     def _offer(self, number: PartitionId, entry: Entry) -> None:
         """Apply an entry that only touches memory, or add it to the backlog of its partition."""
         partition = self._partitions.get(number)

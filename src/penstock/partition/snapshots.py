@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import msgspec
 import xxhash
@@ -30,6 +31,7 @@ from penstock.host.file_operations import remove_folder, rename_durably
 from penstock.host.files import FileSystem
 from penstock.journal.consensus import Consensus
 from penstock.journal.partitions import PartitionId
+from penstock.journal.record import REFERENCE
 from penstock.lsm.maintenance import KEPT
 from penstock.manifest.keys import ChunkKey, ComponentId, WalStateKey
 from penstock.manifest.manifest import Manifest
@@ -263,6 +265,7 @@ class PartitionSnapshots:
             if header is None:
                 raise CorruptionError(source.path, 0, "this snapshot is missing or incomplete")
             self.check(header, descriptor)
+            self._check_entries(header, descriptor)
             target = SnapshotFolder(self._fs, f"{self._root}/{descriptor.folder}{INSTALL}")
             target.receive(source)
             self._dispatcher.replace(number, lambda: self.finish_install(descriptor))
@@ -304,6 +307,18 @@ class PartitionSnapshots:
                 raise Invalid(f"chunk {chunk_id} of this snapshot is {known.file_name} here: export it anew")
             if not chunk.file_name.startswith(folder):
                 raise Invalid(f"chunk {chunk_id} of this snapshot is {chunk.file_name}, outside {folder}")
+
+    def _check_entries(self, header: PartitionSnapshotHeader, descriptor: PartitionDescriptor) -> None:
+        """Raise `Invalid` if a later entry refers to files: these are merged into others, or go with the folder."""
+        number = descriptor.partition
+        partition = self._dispatcher.known(number)
+        spilled = () if partition is None else partition.spill.entries(header.lsn)
+        for entry in chain(self._dispatcher.entries_after(number, header.lsn), spilled):
+            if any(section.header.form == REFERENCE for section in entry.sections):
+                raise Invalid(
+                    f"shard {descriptor.shard} of {descriptor.name} was loaded from files after its snapshot (record "
+                    f"{entry.lsn}): restore the store from a backup"
+                )
 
     def finish_install(self, descriptor: PartitionDescriptor) -> None:
         """Finish an installation whose folder is sealed, if there is one. Requires: the partition is not open."""

@@ -26,7 +26,6 @@ from penstock.kinds.changes import INSERT, PART_BYTES, POSTIMAGE, PREIMAGE, REMO
 from penstock.lsm.tree import Tree
 from penstock.series import index
 from penstock.series.arrow import SAMPLES, LabelColumns, sample_batch
-from penstock.series.bounded_zstd import RATIO_MAX
 from penstock.series.drafts import RecordDraft
 from penstock.series.labels import U32, LabelTable, decode_labels
 from penstock.series.operators import fold_columns
@@ -296,12 +295,13 @@ def _in_parts(changes: Iterable[_Changes], preimages: bool) -> Iterator[ChangePa
 
 
 def _split(types: Types | None, samples: SampleBlock, preimages: bool) -> Iterator[ChangePart]:
-    count, labels_size = len(samples), len(samples.series.encode())
-    small = labels_size + 21 * count <= 2 * PART_BYTES
+    count = len(samples)
+    small = len(samples.series.encode()) + 21 * count <= 2 * PART_BYTES
     half = count // 2
     if types is not None and half and types[half - 1] == PREIMAGE:
         half += 1  # its postimage, too: readers put the samples of a series in a part together
-    if half in (0, count) or (small and _shown_bytes(samples, labels_size) <= SHOWN_BYTES_MAX):
+    shown = int(samples.series.label_sizes()[samples.index].sum())  # each sample shows the labels of its series
+    if half in (0, count) or (small and shown <= SHOWN_BYTES_MAX):
         yield _part(types, samples, preimages)
         return
     for some in (slice(0, half), slice(half, count)):
@@ -309,15 +309,6 @@ def _split(types: Types | None, samples: SampleBlock, preimages: bool) -> Iterat
         table = samples.series.take(rows.astype(np.intp))
         part = SampleBlock(table, places.reshape(-1).astype(np.uint32), samples.times[some], samples.bits[some])
         yield from _split(None if types is None else types[some], part, preimages)
-
-
-def _shown_bytes(samples: SampleBlock, labels_size: int) -> int:
-    """Return at most how many bytes the labels take when each sample shows those of its series."""
-    most = len(samples) * labels_size * RATIO_MAX
-    if most <= SHOWN_BYTES_MAX:
-        return most
-    sizes = np.array([*map(len, samples.series.label_bytes())], np.int64)
-    return int(sizes[samples.index].sum())
 
 
 def _part(types: Types | None, samples: SampleBlock, preimages: bool) -> ChangePart:

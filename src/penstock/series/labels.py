@@ -136,7 +136,7 @@ def pair_hashes(pairs: Iterable[bytes]) -> U64:
 class LabelTable:
     """Distinct label sets as columns: for each series and name a code, which is 0 or 1 + the index of the value."""
 
-    __slots__ = ("__weakref__", "_encoded", "_fingerprints", "_shards", "codes", "names", "values")
+    __slots__ = ("__weakref__", "_encoded", "_fingerprints", "_shards", "_sizes", "codes", "names", "values")
 
     def __init__(self, names: Sequence[str], values: Sequence[Sequence[str]], codes: U32) -> None:
         self.names = tuple(names)
@@ -144,6 +144,7 @@ class LabelTable:
         self.codes = codes  # series x names
         self._fingerprints: U64 | None = None
         self._encoded: bytes | None = None
+        self._sizes: npt.NDArray[np.int64] | None = None
         self._shards: tuple[int, list[tuple[LabelTable, npt.NDArray[np.intp]]]] | None = None
 
     @classmethod
@@ -199,6 +200,16 @@ class LabelTable:
         codes = self.codes if rows is None else self.codes[list(rows)]
         columns = [list(map(some.__getitem__, codes[:, index].tolist())) for index, some in enumerate(pairs)]
         return list(map(b"".join, zip(*columns, strict=True))) if columns else [b""] * len(codes)
+
+    def label_sizes(self) -> npt.NDArray[np.int64]:
+        """Return the length of the canonical bytes of each series."""
+        if self._sizes is None:
+            sizes = np.zeros(len(self), np.int64)
+            for index, (name, values) in enumerate(zip(self.names, self.values, strict=True)):
+                each = _PAIR.size + len(name.encode())
+                sizes += np.array([0, *(each + len(value.encode()) for value in values)])[self.codes[:, index]]
+            self._sizes = sizes
+        return self._sizes
 
     def by_shard(self, shards: int) -> list[tuple[LabelTable, npt.NDArray[np.intp]]]:
         """Return, for each shard, the table of its series and their rows here."""

@@ -101,15 +101,14 @@ def salvage(
     progress, cancelled = check_progress(progress), list[bool]()
 
     def run() -> SalvageReport:
-        with open_store(target) as rescued:
-            return salvage_store(
-                path,
-                rescued,
-                clock=SystemClock(),
-                random=system_random(),
-                progress=progress,
-                stop=lambda: bool(cancelled),
-            )
+        return salvage_store(
+            path,
+            lambda: open_store(target),
+            clock=SystemClock(),
+            random=system_random(),
+            progress=progress,
+            stop=lambda: bool(cancelled),
+        )
 
     with translate_os_errors():
         return threads.run_uninterrupted(run, cancel=lambda: cancelled.append(True))

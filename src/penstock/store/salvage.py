@@ -76,19 +76,21 @@ class SalvageReport:
 
 def salvage_store(
     path: str,
-    target: Store,
+    open_target: Callable[[], Store],
     *,
     clock: Clock,
     random: Random,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SalvageReport:
-    """Copy what can be read of the store in `path` into an open, empty store."""
-    salvage = _Salvage(path, target, clock=clock, random=random, progress=progress, stop=stop)
+    """Copy what can be read of the store in `path` into a new store, which is opened if there is anything to copy."""
+    salvage = _Salvage(path, clock=clock, random=random, progress=progress, stop=stop)
     with ExitStack() as ends:
         source = salvage.open()
         ends.callback(source.close)
-        salvage.copy(source)
+        target = open_target()
+        ends.callback(target.close)
+        salvage.copy(source, target)
     return SalvageReport(
         path=target.path, rows=salvage.rows, lost=salvage.lost, damage=list(dict.fromkeys(salvage.damage))
     )
@@ -113,7 +115,6 @@ class _Salvage:
     def __init__(
         self,
         path: str,
-        target: Store,
         *,
         clock: Clock,
         random: Random,
@@ -121,7 +122,7 @@ class _Salvage:
         stop: Callable[[], bool],
     ) -> None:
         self._path = path
-        self._target = target
+        self._target: Store  # set by `copy`
         self._clock = clock
         self._random = random
         self._progress = progress
@@ -282,8 +283,9 @@ class _Salvage:
 
     # -- copying
 
-    def copy(self, source: Store) -> None:
+    def copy(self, source: Store, target: Store) -> None:
         """Copy every table."""
+        self._target = target
         with source.snapshot() as snapshot:
             port = snapshot._port
             infos = port.tables()

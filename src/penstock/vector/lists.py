@@ -28,6 +28,7 @@ I32: TypeAlias = npt.NDArray[np.int32]
 SCRATCHES_MAX = 8  # values of k with spare buffers, and buffers of each
 PARAMETERS_MAX = 64
 SPARSE = 1 << 12  # a set of ids with fewer than one in SPARSE numbers is a hash set, not a bitmap
+ONE_THREAD_SIZE = 1 << 19  # numbers in centroids: for a product with more, BLAS may start threads
 FLAT_QUERIES = 16  # from 20 on faiss computes squared distances by a product, which is inexact far from the origin
 _faiss: Any = None
 
@@ -311,7 +312,7 @@ class PostingLists:
     def search_one(self, buffers: Scratch, k: int, probes: int) -> list[int]:
         """Do as `search` for the query in some buffers, in which the distances are found; return the ids."""
         parameters = self._plain_parameters[probes]
-        if probes == 1:  # numpy finds the nearest centroid in 4 us, faiss in 7
+        if probes == 1 and self.centroids.size <= ONE_THREAD_SIZE:  # 4 us for 632 of them, faiss takes 7
             scores = np.dot(buffers.query, self._transposed, buffers.scores)
             if self._halves is not None:
                 np.subtract(scores, self._halves, scores)

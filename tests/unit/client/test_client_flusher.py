@@ -72,7 +72,14 @@ CERTAIN = [
     errors.KindMismatch,
     errors.UnsupportedVersion,
 ]
-PASSING = [Backpressure, errors.DiskFull, errors.DiskFailed, errors.ManifestFull, errors.CommitFailed]
+PASSING = [
+    Backpressure,
+    errors.DiskFull,
+    errors.DiskFailed,
+    errors.ManifestFull,
+    errors.CommitFailed,
+    errors.NotLeader,
+]
 IN_DOUBT = [OutcomeUnknown, WaitExpired, Poisoned, PenstockError, ValueError, OSError]
 
 

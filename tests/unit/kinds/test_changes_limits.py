@@ -28,6 +28,7 @@ from penstock.lsm.tree import Tree
 from penstock.lsm.tree_settings import Stall
 from penstock.lsm.view import View
 from penstock.lsm.writer import ROW_BYTES_MAX
+from penstock.series import changes as series_changes
 from penstock.testing import FakeClock, SimulatedDisk
 from penstock.vector import changes as vector_changes
 
@@ -251,6 +252,70 @@ def test_an_interrupt_at_any_point_of_a_record_leaves_its_changes_whole(monkeypa
             assert rows == dict(table.scan()), interrupts.where[-1]
             prepare()
     assert points > 50
+
+
+def test_an_interrupt_at_any_point_of_a_record_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends, updates and deletes of samples in turn, each interrupted anywhere in what computes and records them."""
+    files = [kind_changes.__file__, series_changes.__file__]
+    monkeypatch.setattr(interrupts, "_CODE", tuple(map(str, files)))
+    rows, last, points, number = dict[Any, float](), 0, 0, 0
+    with open_simulated(SimulatedDisk()) as store:
+        table = store.series("s", options=penstock.SeriesOptions(bucket_s=300), changes=True)
+
+        def act() -> None:
+            nonlocal number
+            number += 1
+            if number % 5 == 4:
+                table.delete('{host="a"}', start=0, end=10**9, durable=True)
+            times = [number * 10**7, number * 10**7 + 1] if number % 3 else [10**7, 2 * 10**7]
+            table.write_columns("cpu", [1.0, float(number)], {"host": "ab"[number % 2]}, times=times, durable=True)
+
+        for _ in every_point(act):
+            points += 1
+            store.flush()
+            found = table.changes(after=last).to_arrow().to_pylist()
+            for row in found:
+                key, kind = (dict(row["labels"])["host"], row["time"]), row["_change_type"]
+                assert (key in rows) == (kind != "insert"), interrupts.where[-1]
+                last = row["_commit_version"]
+                if kind == "delete":
+                    del rows[key]
+                else:
+                    rows[key] = row["value"]
+            now = {(dict(row["labels"])["host"], row["time"]): row["value"] for row in table.to_arrow().to_pylist()}
+            assert rows == now, interrupts.where[-1]
+    assert points > 50
+
+
+def test_a_commit_of_very_many_series_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample shows the labels of its series: a part has as many as a reader can hold."""
+    monkeypatch.setattr(series_changes, "SHOWN_BYTES_MAX", 20_000)
+    with open_simulated(SimulatedDisk()) as store:
+        table = store.series("s", changes=True)
+        hosts = [f"{number}" + "x" * 500 for number in range(200)]
+        columns = {"metric": ["cpu"] * 200, "host": hosts, "time": [5] * 200, "value": [1.0] * 200}
+        table.write_arrow(pa.table(columns), durable=True)
+        state: Any = store.port.machine(next(iter(table._partitions))).snapshot()
+        parts = list(state.feed.parts(1, 1 << 60))
+        state.close()
+        assert len(parts) >= 5
+        assert sorted(dict(row)["host"] for row in table.changes().to_arrow()["labels"].to_pylist()) == sorted(hosts)
+
+
+def test_a_rollup_has_a_feed_too(path: Path) -> None:
+    with penstock.open(str(path), settings=penstock.StoreSettings(background=False)) as store:
+        cpu = store.series("cpu")
+        options = penstock.SeriesOptions(rollup=penstock.Rollup(source="cpu", step_s=60))
+        rollup = store.series("cpu_1m", options=options, changes=True)
+        cpu.write_columns("cpu", [1.0, 2.0], times=[1, 2], durable=True)
+        store.roll_up("cpu_1m")
+        cpu.write("cpu", 7.0, time=3, durable=True)
+        store.roll_up("cpu_1m")
+        rows = {(row["metric"], row["time"]): row["value"] for row in rollup.to_arrow().to_pylist()}
+        fed = {(row["metric"], row["time"]): row["value"] for row in rollup.changes().to_arrow().to_pylist()}
+        assert fed == rows
+        assert len(rows) == 5
+        assert "update_postimage" in rollup.changes().to_arrow()["_change_type"].to_pylist()
 
 
 def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from store_model import open_simulated
 
 import penstock
-from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
+from penstock.errors import Closed, CorruptionError, Invalid, PartitionPaused, RetryLater, UnsupportedVersion
 from penstock.journal.partitions import PartitionId, partition_id
 from penstock.partition import snapshots
 from penstock.partition.snapshot_folder import SnapshotFolder, decode_header, encode_header
@@ -116,6 +117,61 @@ def test_without_a_snapshot_it_says_what_to_do(tmp_path: Path) -> None:
     with penstock.open(tmp_path) as store:
         assert dict(store.kv("t").scan()) == {b"b": b"2"}
     assert not list(tmp_path.glob("tables/*/*-snapshot"))
+
+
+def test_repairs_beside_writers_and_readers_lose_nothing(tmp_path: Path) -> None:
+    with penstock.open(tmp_path) as store:
+        table, queue, ended, written = store.kv("t"), store.queue("q"), threading.Event(), list[int]()
+        table.put(b"first", b"", durable=True)
+        queue.put(b"first", durable=True)
+        for name in ("t", "q"):
+            store.keep_snapshot(name)
+        strange: list[Exception] = []
+
+        def work() -> None:
+            number = 0
+            while not ended.is_set():
+                number += 1
+                try:
+                    with store.batch(token=("w", number)) as batch:
+                        batch.kv("t").put(b"%d" % number, b"")
+                        batch.queue("q").put(b"%d" % number)
+                    written.append(number)
+                    len(list(table.scan()))
+                except (PartitionPaused, RetryLater, Closed):  # while it is closed; a later batch may succeed
+                    continue
+                except Exception as error:
+                    strange.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        for _ in range(5):
+            for name in ("t", "q"):
+                assert store.repair(name) == []
+                store.keep_snapshot(name)
+        ended.set()
+        thread.join(30)
+        assert strange == []
+        keys = {int(key) for key, _ in table.scan() if key != b"first"}
+        messages = [int(text) for text in queue.to_arrow().column("payload").to_pylist() if text != b"first"]
+        assert set(written) <= keys
+        assert messages == sorted(keys)
+
+
+def test_a_table_loaded_after_its_snapshot_is_not_made_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.kv.loading.INLINE_BYTES_MAX", 0)
+    with penstock.open(tmp_path) as store:
+        table = store.kv("t")
+        table.put(b"a", b"1", durable=True)
+        store.keep_snapshot("t")
+        store.load("t", pa.table({"key": [b"b"], "value": [b"2"]}))
+        with pytest.raises(Invalid, match="was loaded from files after its snapshot"):
+            store.repair("t")
+        assert dict(table.scan()) == {b"a": b"1", b"b": b"2"}
+        store._consensus.roll()
+        store.checkpoint()  # takes another snapshot
+        assert store.repair("t") == []
+        assert dict(table.scan()) == {b"a": b"1", b"b": b"2"}
 
 
 # -- on a simulated disk

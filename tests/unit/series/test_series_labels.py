@@ -55,6 +55,11 @@ def test_wrong_labels_are_refused(metric: object, labels: object, message: str) 
         check_labels(metric, labels)
 
 
+def test_sizes_are_those_of_the_bytes() -> None:
+    table = LabelTable.of([(("__name__", "é"),), (("__name__", "up"), ("host", "a" * 300)), (("__name__", "up"),)])
+    assert table.label_sizes().tolist() == list(map(len, table.label_bytes()))
+
+
 @given(SETS)
 @settings(max_examples=50, deadline=None)
 def test_canonical_bytes_come_back(labels: Labels) -> None:
