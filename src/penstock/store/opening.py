@@ -404,7 +404,7 @@ class OpenedParts(Tables):
         for task in (
             *tree_tasks(self._maintenance, self._collector),
             *job_runners(self._maintenance, self._jobs),
-            *self._derived.tasks(),
+            *(self._derived.tasks() if self._consensus.is_leader else ()),  # what they derive, they write
             *self._tasks.all(),
             PeriodicTask("keep-metrics", 5.0, self._meter.save),
         ):
