@@ -13,8 +13,9 @@ Invariant: a task that fails or runs once more loses nothing: the next run does 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from penstock.errors import Closed
+from penstock.errors import Closed, NotLeader
 from penstock.feeds import maintain_feeds
 from penstock.host.files import Lock
 from penstock.manifest.jobs import JobQueue
@@ -99,9 +100,10 @@ class StoreTasks:
 
     def maintain_services(self) -> Outcome:
         """Maintain what clients have open, and change feeds."""
-        self._port.maintain()
         port = self._port
-        maintain_feeds(port.tables(), port.machine_unless_late, port.submit, port.time_us)
+        with suppress(NotLeader):  # a member that follows leaves this to its leader
+            port.maintain()
+            maintain_feeds(port.tables(), port.machine_unless_late, port.submit, port.time_us)
         return None
 
     def clean_up(self) -> Outcome:
