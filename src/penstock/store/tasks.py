@@ -13,9 +13,8 @@ Invariant: a task that fails or runs once more loses nothing: the next run does 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
-from penstock.errors import Closed, NotLeader
+from penstock.errors import Closed
 from penstock.feeds import maintain_feeds
 from penstock.host.files import Lock
 from penstock.manifest.jobs import JobQueue
@@ -52,6 +51,7 @@ class StoreTasks:
         staging: Staging,
         save_time: Callable[[], None],
         background: bool,
+        follows: bool,
     ) -> None:
         self._scheduler = scheduler
         self._lock = lock
@@ -66,6 +66,7 @@ class StoreTasks:
         self._staging = staging
         self._save_time = save_time
         self._background = background
+        self._follows = follows  # a member of a cluster that does not lead
 
     def all(self) -> list[PeriodicTask]:
         """Return the tasks, for a scheduler."""
@@ -101,8 +102,8 @@ class StoreTasks:
     def maintain_services(self) -> Outcome:
         """Maintain what clients have open, and change feeds."""
         port = self._port
-        with suppress(NotLeader):  # a member that follows leaves this to its leader
-            port.maintain()
+        port.maintain()
+        if not self._follows:  # else this is the leader's: what is trimmed must not depend on the clock of a follower
             maintain_feeds(port.tables(), port.machine_unless_late, port.submit, port.time_us)
         return None
 
