@@ -107,6 +107,8 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     """A member of the cluster. Methods named `_SyncObj__…` replace private ones of the library."""
 
     _SyncObj__raftLeader: Any  # the library's: a node or None
+    _SyncObj__raftElectionDeadline: float
+    _SyncObj__raftCurrentTerm: int
 
     def __init__(
         self, member: str, others: Sequence[str], log: RaftLog, link: Link, *, times: RaftTimes, random: Random
