@@ -163,7 +163,7 @@ def _check(cluster: Cluster) -> None:
 
 
 def test_members_that_are_killed_lose_and_double_nothing(cluster: Cluster) -> None:
-    done = _run(cluster, 4, 5)
+    done = _run(cluster, 3, 5)
     assert len(done) > 1
     _check(cluster)
 

@@ -30,6 +30,7 @@ from penstock.host.waiting import Retries
 from penstock.protocol import locator, wire
 from penstock.protocol.folder import check_new_folder, store_folder
 
+MEMBER_S = 2.0  # for one member of a cluster to answer: the next one may lead
 OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a failed connection
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -39,6 +40,8 @@ OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a faile
 
 class LocalOwnerLocator:
     """Connects to the owner of a folder on this machine."""
+
+    patience_s: float | None = None
 
     def __init__(self, path: str, *, create: bool, clock: Clock) -> None:
         self.folder = self.name = path
@@ -122,6 +125,8 @@ class LocalOwnerLocator:
 class RemoteOwnerLocator:
     """Connects to an owner that serves over TCP."""
 
+    patience_s: float | None = None
+
     def __init__(self, address: str, token: str, certificate: ServerCertificate, clock: Clock) -> None:
         self.name = f"{SCHEME}{address}"
         self.folder = ""
@@ -149,7 +154,10 @@ class RemoteOwnerLocator:
 class ClusterLocator:
     """Connects to the members of a cluster, one after the other, until one takes writes."""
 
-    def __init__(self, members: list[RemoteOwnerLocator]) -> None:
+    patience_s: float | None = MEMBER_S
+
+    def __init__(self, members: list[RemoteOwnerLocator], clock: Clock) -> None:
+        self._clock = clock
         self.name = SCHEME + ",".join(member.name.removeprefix(SCHEME) for member in members)
         self.folder = ""
         self._members = members
@@ -159,7 +167,15 @@ class ClusterLocator:
         return self._members[0].headers()
 
     def open(self, deadline_s: float) -> flight.FlightClient:
-        return self._members[next(self._turn) % len(self._members)].open(deadline_s)
+        refused: Invalid | None = None
+        for _ in self._members:  # one that cannot be accepted does not keep the client from the others
+            member = self._members[next(self._turn) % len(self._members)]
+            try:
+                return member.open(min(deadline_s, self._clock.monotonic_s() + MEMBER_S))
+            except Invalid as error:
+                refused = error
+        assert refused is not None
+        raise refused
 
 
 def connect(
@@ -200,4 +216,4 @@ def _locator_of(path: str, create: bool, token: str | None, authority: str | Pat
         RemoteOwnerLocator(address, token, ServerCertificate(address, authority), SystemClock())
         for address in addresses
     ]
-    return found[0] if len(found) == 1 else ClusterLocator(found)
+    return found[0] if len(found) == 1 else ClusterLocator(found, SystemClock())

@@ -42,6 +42,10 @@ class OwnerLocator(Protocol):
     def folder(self) -> str:
         """The store's folder on this machine; empty if it is remote."""
 
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait for one owner's first answer, if there may be another; None: until the deadline."""
+
     def open(self, deadline_s: float) -> flight.FlightClient:
         """Return a line to the owner, found or started before the deadline; `WaitExpired` if there is none."""
 
@@ -289,7 +293,11 @@ class Connection:
         """Try once to open a line to an owner."""
         line = self._locator.open(deadline_s)
         try:
-            owner = wire.unpack(self._send(line, wire.pack(wire.Hello()), self._left_s(deadline_s)), wire.Owner)
+            left_s, patience_s = self._left_s(deadline_s), self._locator.patience_s
+            answer = self._send(
+                line, wire.pack(wire.Hello()), left_s if patience_s is None else min(left_s, patience_s)
+            )
+            owner = wire.unpack(answer, wire.Owner)
             if not owner.takes_writes and not self._any_member:
                 raise GoneError("this member of the cluster does not lead", untouched=True)
         except GoneError as gone:

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
-from penstock.errors import Invalid
+from penstock.errors import CorruptionError, Invalid
 from penstock.host import threads
 from penstock.journal.record import Lsn
 from penstock.log import Log
+from penstock.log.record import KIND_DATA
 
 
 class Consensus(Protocol):
@@ -102,6 +103,11 @@ class Alone:
     def records(self, start: int) -> Iterator[tuple[Lsn, bytes]]:
         with self._log.cursor(start) as cursor:
             for record in cursor:
+                if record.kind != KIND_DATA:
+                    where = (
+                        f"record {record.index} was written by a member of a cluster, and the member's file is missing"
+                    )
+                    raise CorruptionError("journal", 0, where)
                 yield Lsn(record.index), record.body
 
     def term(self, lsn: int) -> int | None:

@@ -45,6 +45,11 @@ def last_known(row: WalStateRecord) -> int:
     return msgspec.msgpack.decode(row.detail, type=_End).last if row.detail else 0
 
 
+def highest_lsn(manifest: Manifest) -> int:
+    """Return the highest LSN that the manifest knows of: the journal reached that far, durably."""
+    return max([record.highest_lsn for _, record in manifest.read(lambda view: list(WAL_STATE.scan(view)))] + [0])
+
+
 class JournalExtent:
     """The manifest's record of the journal's range."""
 
@@ -62,7 +67,7 @@ class JournalExtent:
         """Raise `CorruptionError` if the journal lost its beginning or end, or if the manifest is an older copy."""
         row = self._manifest.get_wal_state(JOURNAL_KEY)
         known = msgspec.msgpack.decode(row.detail, type=_End) if row is not None and row.detail else None
-        needed = max([record.highest_lsn for _, record in self._manifest.read(lambda v: list(WAL_STATE.scan(v)))] + [0])
+        needed = highest_lsn(self._manifest)
         if known is not None:
             needed = max(needed, known.last)
             if end.incarnation < known.incarnation:

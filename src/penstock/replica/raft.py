@@ -8,7 +8,8 @@ Defects of the library (0.3.17) and the guard against each:
   acknowledgements carry no term                              they do; one of another term is dropped
   a vote that arrives twice counts twice                      votes are counted by member
   a leader that was replaced learns it late                   a message of an old term is answered by the newer term
-  a member that was away forces an election                   a vote is refused while a leader is heard
+  a member that was away forces an election                   a vote is refused while a leader is heard; one that was
+                                                              stopped hears its leader before it asks for votes
   an apply that raises is tried for ever                      nothing is applied here: readers follow `committed`
   all entries are sent at once to one that is behind          sending stops when a peer's buffer is full
   messages and large entries are unpickled                    `messages` has no code to run
@@ -48,6 +49,7 @@ from penstock.replica.raft_log import RaftLog
 LIBRARY_VERSION = "0.3.17"  # the guards know this version from the inside
 APPEND_BYTES = 1 << 20  # of entries in one message, unless a single one is larger
 PROPOSALS_MAX = 1_024
+TERM_LEAP_MAX = 1 << 20  # a member that is ahead by more terms was not elected into them
 
 _library_journal: Callable[[Any], Any] = pysyncobj.syncobj.createJournal
 
@@ -105,6 +107,8 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     """A member of the cluster. Methods named `_SyncObj__…` replace private ones of the library."""
 
     _SyncObj__raftLeader: Any  # the library's: a node or None
+    _SyncObj__raftElectionDeadline: float
+    _SyncObj__raftCurrentTerm: int
 
     def __init__(
         self, member: str, others: Sequence[str], log: RaftLog, link: Link, *, times: RaftTimes, random: Random
@@ -118,6 +122,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         self._heard_s = -1e9  # when a leader was heard last
         self._told_committed = log.committed
         self._may_cut = False
+        self._ticked_s = 1e18  # when the loop went round last; it has not yet
         self.needed_from = 0  # a follower may need entries from here on; as its leader said last
         self._nodes = {name: Node(name) for name in others}
         super().__init__(
@@ -129,11 +134,12 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
                 raftMinTimeout=times.election_s,
                 raftMaxTimeout=times.election_s * 2,
                 appendEntriesPeriod=times.heartbeat_s,
-                leaderFallbackTimeout=times.election_s * 2,
+                leaderFallbackTimeout=times.election_s * 0.9,  # before another can be elected
                 connectionTimeout=times.election_s * 4,
             ),
             transport=_Messenger(self),
         )
+        self._SyncObj__raftLastApplied = log.committed
         self.addOnTickCallback(self._send_waiting)
 
     # -- for the member's thread
@@ -145,6 +151,12 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
 
     def tick(self, wait_s: float) -> None:
         """Do what is due; wait for messages up to `wait_s`. An error is final."""
+        now_s = self._now()
+        if now_s - self._ticked_s > self._times.heartbeat_s * 3:  # it was stopped: what its leader sent is read first
+            self._SyncObj__raftElectionDeadline = max(
+                self._SyncObj__raftElectionDeadline, now_s + self._times.election_s if self._nodes else 0.0
+            )
+        self._ticked_s = now_s
         busy = bool(self._proposals or self._in_log)
         self._onTick(0.0 if busy and not self._nodes else wait_s)  # alone, there is no answer to wait for
         self._send_waiting()
@@ -155,6 +167,8 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         if node is None:
             return
         current: int = self._SyncObj__raftCurrentTerm
+        if message.term > current + TERM_LEAP_MAX:
+            raise Invalid(f"{member} is in term {message.term}, this member in {current}: that cannot be")
         if message.term < current:
             self._tell(member, NewerTerm(current))
         elif isinstance(message, RequestVote):
@@ -213,7 +227,8 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
 
     def matched(self) -> dict[str, int]:
         """Return the last index that each other member is known to have. Requires: this member leads."""
-        return {node.id: index for node, index in self._SyncObj__raftMatchIndex.items()}
+        matched = self._SyncObj__raftMatchIndex  # the library fills it just after it begins to lead
+        return {name: matched.get(node, 0) for name, node in self._nodes.items()}
 
     # -- proposals
 
@@ -375,9 +390,16 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         self._SyncObj__raftLeader = None
 
     def _SyncObj__setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
+        self.log.setCurrentTerm(term, votedForNodeId)  # first: after an error nothing has changed
         if term != self._SyncObj__raftCurrentTerm:
             self._voters = set()
-        super()._SyncObj__setCurrentTerm(term, votedForNodeId)
+        self._SyncObj__raftCurrentTerm, self._SyncObj__votedForNodeId = term, votedForNodeId
+
+    def resign(self) -> None:
+        """Stop leading, and let others be elected first."""
+        if self._isLeader():
+            self._step_down(self.term + 1)
+            self._SyncObj__raftElectionDeadline = self._now() + self._times.election_s * (5 if self._nodes else 0)
 
     def _hears_leader(self) -> bool:
         """Whether a leader works, so that an election would only interrupt it."""

@@ -29,6 +29,7 @@ from penstock.replica.state import LogBase, StateFile
 
 KIND_ENTRY = KIND_DATA + 1  # a record with its term before it
 KIND_NO_OP = KIND_DATA + 2  # an entry of the members themselves, with its term
+CUT_SEGMENTS = 64  # that are dropped at once: the state file names each, and entries wait meanwhile
 CACHE_BYTES = 16 << 20  # of the newest entries, kept in memory to be sent
 _TERM = struct.Struct("<Q")
 
@@ -50,15 +51,21 @@ class RaftEntry(NamedTuple):
     term: int
 
 
+class _Shape(NamedTuple):
+    """Where the log begins, and what its entries are; replaced whole, so that any thread sees one state of it."""
+
+    base: LogBase
+    term_starts: list[tuple[int, int]]  # (index, term): the term of the entries from there on; only appended to
+    own: list[int]  # the indexes of the members' own entries; only appended to
+
+
 class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
     """The log-store contract of PySyncObj over a `Log`."""
 
     def __init__(self, log: Log, state: StateFile) -> None:
         self._log, self._state = log, state
         self._lock = threads.lock("replica.log")
-        self.base = self._base()
-        self._term_starts: list[tuple[int, int]] = []  # (index, term): the term of the entries from there on
-        self._own: list[int] = []  # the indexes of the members' own entries
+        self._shape = _Shape(self._base(), [], [])
         self._cache: deque[RaftEntry] = deque()  # the newest entries, at least those that are not synced
         self._cache_bytes = 0
         self.committed = self.base.index
@@ -75,6 +82,11 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
     # -- positions
 
     @property
+    def base(self) -> LogBase:
+        """The entry before the first one."""
+        return self._shape.base
+
+    @property
     def last(self) -> int:
         """The index of the newest entry."""
         return self._log.last
@@ -85,17 +97,20 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
 
     def term_at(self, index: int) -> int:
         """Return the term of an entry, or of the base. Requires: `base.index <= index <= last`."""
-        place = bisect_right(self._term_starts, index, key=_first)
-        return self._term_starts[place - 1][1] if place else self.base.term
+        base, term_starts, _ = self._shape
+        position = bisect_right(term_starts, index, key=_first)
+        return term_starts[position - 1][1] if position else base.term
 
     def lsn_at(self, index: int) -> Lsn:
         """Return the LSN of the last record at or before an index."""
-        return Lsn(self.base.lsn + index - self.base.index - bisect_right(self._own, index))
+        base, _, own = self._shape
+        return Lsn(base.lsn + index - base.index - bisect_right(own, index))
 
     def index_of(self, lsn: int) -> int:
         """Return the index of a record, or of the next entry if it does not exist yet."""
-        index = lsn - self.base.lsn + self.base.index
-        while (found := lsn - self.base.lsn + self.base.index + bisect_right(self._own, index)) != index:
+        base, _, own = self._shape
+        index = first = lsn - base.lsn + base.index
+        while (found := first + bisect_right(own, index)) != index:
             index = found
         return index
 
@@ -182,8 +197,9 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
     def _forget_after(self, after: int) -> None:
         while self._cache and self._cache[-1].index > after:
             self._cache_bytes -= _size(self._cache.pop())
-        del self._own[bisect_right(self._own, after) :]
-        del self._term_starts[bisect_right(self._term_starts, after, key=_first) :]
+        base, term_starts, own = self._shape
+        kept = bisect_right(term_starts, after, key=_first)
+        self._shape = _Shape(base, term_starts[:kept], own[: bisect_right(own, after)])
 
     def cut_front(self, before_lsn: int, needed_from: int) -> Lsn:
         """Drop records below an LSN, by whole segments; return the LSN of the first that stays.
@@ -194,18 +210,19 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
             if before_lsn > self.lsn_at(self.last) + 1:
                 raise Invalid(f"cannot drop records before {before_lsn}: the last one is {self.lsn_at(self.last)}")
             before = min(self.index_of(before_lsn), self.committed + 1, max(needed_from, self._log.first))
-            starts = [start for start in self._log.segment_starts() if self._log.first < start <= before]
+            starts = [start for start in self._log.segment_starts() if self._log.first < start <= before][:CUT_SEGMENTS]
+            before = starts[-1] if starts else before
             bases = [LogBase(at - 1, self.term_at(at - 1), self.lsn_at(at - 1)) for at in starts]
             if bases:  # of each segment: a crash may leave any of them as the first
                 self._state.save(msgspec.structs.replace(self._state.state, bases=(self.base, *bases)))
             self._log.truncate_front(before)  # also if nothing is dropped: it raises if the log is closed or failed
             first = int(self._log.first)
             if first > self.base.index + 1:
-                self.base = next(base for base in bases if base.index == first - 1)
-                del self._own[: bisect_left(self._own, first)]
-                kept = bisect_right(self._term_starts, first, key=_first)
-                if kept:
-                    self._term_starts[:kept] = [(first, self._term_starts[kept - 1][1])]
+                _, term_starts, own = self._shape
+                kept = bisect_right(term_starts, first, key=_first)
+                terms = [(first, term_starts[kept - 1][1]), *term_starts[kept:]] if kept else list(term_starts)
+                base = next(base for base in bases if base.index == first - 1)
+                self._shape = _Shape(base, terms, own[bisect_left(own, first) :])
             return Lsn(self.base.lsn + 1)
 
     def roll(self) -> None:
@@ -253,10 +270,11 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
                     return
 
     def _note(self, entry: RaftEntry) -> None:
-        if not self._term_starts or self._term_starts[-1][1] != entry.term:
-            self._term_starts.append((entry.index, entry.term))
+        _, term_starts, own = self._shape
+        if not term_starts or term_starts[-1][1] != entry.term:
+            term_starts.append((entry.index, entry.term))
         if not isinstance(entry.command, Command):
-            self._own.append(entry.index)
+            own.append(entry.index)
         self._cache.append(entry)
         self._cache_bytes += _size(entry)
         while self._cache_bytes > CACHE_BYTES and self._cache[0].index <= self._log.synced:

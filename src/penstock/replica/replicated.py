@@ -17,7 +17,16 @@ from typing import Any, Literal, Protocol
 
 from pysyncobj.poller import POLL_EVENT_TYPE
 
-from penstock.errors import Closed, Invalid, NotLeader, OutcomeUnknown, PenstockError, Poisoned, WaitExpired
+from penstock.errors import (
+    Closed,
+    CorruptionError,
+    Invalid,
+    NotLeader,
+    OutcomeUnknown,
+    PenstockError,
+    Poisoned,
+    WaitExpired,
+)
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.randomness import Random
@@ -27,6 +36,7 @@ from penstock.log.record import KIND_DATA, Index, Record, check_bodies
 from penstock.replica.raft import Link, Proposal, Raft, RaftTimes, not_leader
 from penstock.replica.raft_log import RaftLog
 from penstock.replica.state import StateFile
+from penstock.replica.tcp_link import MemberError
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +87,9 @@ class Replicated:
         clock: Clock,
         random: Random,
         times: RaftTimes | None = None,
+        stored: int = 0,
     ) -> None:
+        """`stored` is the highest LSN that the store's files hold: the journal must reach that far."""
         if member in others or len(set(others)) != len(others):
             raise Invalid(f"every member of a cluster has a name of its own: {[member, *others]}")
         self._log, self._state = log, state
@@ -86,12 +98,25 @@ class Replicated:
         self._changed = threads.condition("replica.changed")
         self._failure: BaseException | None = None  # guarded by _changed
         self._closing = False  # guarded by _changed
+        self._closed = False
+        self._resigning = False  # set from any thread, for the loop
+        self._attached = threading.Event()  # the loop runs, or has ended
+        self._process = threads.process_id()
         self._entries = RaftLog(log, state)
+        reached = self._entries.lsn_at(self._entries.last)
+        if reached < stored:  # before it votes: a quorum may have counted on what is gone
+            raise CorruptionError(
+                "journal", 0, f"it ends at record {reached}, but {stored} was durable here: its end is missing"
+            )
         self._raft: Raft | None = None
         self._wakes, self._waker = socket.socketpair()  # a byte in it ends the loop's wait
         self._wakes.setblocking(False)
         self._waker.setblocking(False)
-        self._start()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     # -- the loop
 
@@ -101,7 +126,11 @@ class Replicated:
         )
         if not self._others:
             raft.elect_at_once()
+        self._attached.clear()
         self._thread = threads.spawn(self._run, name=f"penstock-raft-{self._member}")
+        if not self._attached.wait(COMMIT_S):
+            raise WaitExpired(f"member {self._member} did not start within {COMMIT_S:g} s: see its addresses")
+        self._check()
         if not self._others:
             self.await_leader(COMMIT_S)
 
@@ -112,17 +141,24 @@ class Replicated:
         try:
             raft.poller.subscribe(self._wakes.fileno(), self._drain, POLL_EVENT_TYPE.READ)
             self._link.attach(raft)
+            self._attached.set()
             while not self._closing:
+                if self._resigning:
+                    self._resigning = False
+                    raft.resign()
                 raft.tick(TICK_S)
                 if state != (state := (raft.leader, raft.is_leader, self._entries.committed)):
                     with self._changed:
                         self._changed.notify_all()
         except BaseException as error:
-            logger.exception("member %s stopped: %s", self._member, error)
+            if isinstance(error, MemberError) and error.__cause__ is not None:
+                error = error.__cause__
+            logger.error("member %s stopped: %s", self._member, error, exc_info=error)
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
         finally:
+            self._attached.set()
             with suppress(Exception):
                 self._link.detach()
             raft.poller.unsubscribe(self._wakes.fileno())
@@ -242,9 +278,10 @@ class Replicated:
         """The term of the election that this member knows of."""
         return 0 if self._raft is None else self._raft.term
 
-    def tenure(self) -> Tenure:
-        """Return the journal for a store that is opened now, in this term."""
-        return Tenure(self, self._check().term)
+    def tenure(self, role: tuple[object, ...]) -> Tenure:
+        """Return the journal for a store that is opened in this role."""
+        leads = bool(role and role[0])
+        return Tenure(self, int(str(role[2])) if leads else max(1, self._check().term), leads=leads)
 
     def await_change(self, known: tuple[object, ...], timeout_s: float) -> tuple[object, ...]:
         """Return the role of this member, as soon as it differs from `known`, or after `timeout_s`."""
@@ -288,6 +325,8 @@ class Replicated:
         if self._failure is None:
             return
         self._thread.join(JOIN_S)
+        if self._thread.is_alive():
+            raise Poisoned(f"member {self._member} does not end: start its process again")
         self._entries.recover()
         self._failure = None
         try:
@@ -304,10 +343,25 @@ class Replicated:
         assert self._raft is not None
         return self._raft
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether the loop ended by an error: nothing is sent or voted before `recover`."""
+        return self._failure is not None
+
+    def resign(self, timeout_s: float = COMMIT_S) -> None:
+        """Stop leading, and wait until this member is in another term; nothing if it does not lead."""
+        term = self.current_term
+        if self.is_leader:
+            self._resigning = True
+            self._wake()
+            self._await(lambda: self.current_term != term, timeout_s, "this member did not resign")
+
     def close(self) -> None:
+        if not self._closed and threads.process_id() == self._process:
+            threads.run_uninterrupted(self._close)
+
+    def _close(self) -> None:
         with self._changed:
-            if self._closing:
-                return
             self._closing = True
             self._changed.notify_all()
         self._wake()
@@ -315,6 +369,7 @@ class Replicated:
         self._log.close()
         self._wakes.close()
         self._waker.close()
+        self._closed = True
 
 
 class Tenure:
@@ -326,8 +381,8 @@ class Tenure:
 
     durability: Literal["disk", "quorum"] = "quorum"
 
-    def __init__(self, replicated: Replicated, term: int) -> None:
-        self._replicated, self._term = replicated, term
+    def __init__(self, replicated: Replicated, term: int, *, leads: bool) -> None:
+        self._replicated, self._term, self._leads = replicated, term, leads
         self.records, self.term = replicated.records, replicated.term
         self.segment_starts, self.roll, self.truncate = replicated.segment_starts, replicated.roll, replicated.truncate
         self.await_committed, self.copy_to = replicated.await_committed, replicated.copy_to
@@ -338,7 +393,7 @@ class Tenure:
 
     @property
     def is_leader(self) -> bool:
-        return self._replicated.is_leader and self._replicated.current_term == self._term
+        return self._leads and self._replicated.is_leader and self._replicated.current_term == self._term
 
     @property
     def first(self) -> Lsn:
@@ -361,8 +416,11 @@ class Tenure:
         return self._replicated.barrier()
 
     def recover(self) -> None:
-        if not self.is_leader:
-            raise Closed("this member does not lead any more: connect to the leader")
+        """Find out what became of an interrupted proposal: an entry after it is committed after it."""
+        try:
+            self._replicated._propose((), self._term)
+        except (NotLeader, OutcomeUnknown, WaitExpired) as error:
+            raise Closed(f"this member does not lead any more ({error}): connect to the leader") from error
 
     def close(self) -> None:
         """Nothing: the member goes on."""

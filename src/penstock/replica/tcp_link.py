@@ -52,6 +52,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _greeting = msgspec.msgpack.Decoder(Greeting)
 
 
+class MemberError(Exception):
+    """This member failed while it handled a message: its loop must end."""
+
+
 class _Connection:
     """One connection, from the TCP handshake to its end."""
 
@@ -170,6 +174,7 @@ class _Connection:
         if self._descriptor >= 0:
             self._link.poller.unsubscribe(self._descriptor)
             self._descriptor = -1
+            self._sending, self._received = [], bytearray()  # the poller keeps this object for a while
             with suppress(OSError):
                 (self._tls or self._plain).close()
 
@@ -244,16 +249,18 @@ class TcpLink:
                 self._call(name, host, port)
 
     def _call(self, name: str, host: str, port: int) -> None:
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        sock.setblocking(False)
+        sock: socket.socket | None = None
         try:
+            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             code = sock.connect_ex((host, port))
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, "it cannot be reached")
             self._others.append(_Connection(self, sock, to=name, began_s=self._clock.monotonic_s()))
         except OSError as error:
-            sock.close()
+            if sock is not None:
+                sock.close()
             logger.debug("member %s: %s", name, error)
 
     def _accept(self, descriptor: int, event: int) -> None:
@@ -288,8 +295,15 @@ class TcpLink:
             self._raft.connect(connection.member)
 
     def receive(self, member: str, message: Message) -> None:
-        if self._raft is not None:
+        """Pass a message on. An error of this member, of its disk for example, is not one of the connection."""
+        if self._raft is None:
+            return
+        try:
             self._raft.receive(member, message)
+        except Invalid:
+            raise
+        except Exception as error:
+            raise MemberError from error
 
     def drop(self, connection: _Connection, why: str) -> None:
         """Close a connection; a member of its own is called again."""

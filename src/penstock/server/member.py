@@ -23,6 +23,9 @@ from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
 from penstock.log import Log
+from penstock.manifest.environment import LmdbEngine
+from penstock.manifest.manifest import Manifest
+from penstock.partition.extent import highest_lsn
 from penstock.replica.identity import member_contexts
 from penstock.replica.raft import RaftTimes
 from penstock.replica.replicated import Replicated
@@ -38,6 +41,7 @@ from penstock.store.store import Store, open_store
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.5
+RETRY_S = 1.0
 OPEN_S = 30.0
 
 
@@ -69,7 +73,10 @@ class Member:
         self._changed = threads.condition("server.member")
         self._store: Store | None = None  # guarded by _changed
         self._role: tuple[object, ...] = ()  # guarded by _changed: of that store
+        self._led: object = None  # the last term in which its store took writes
         self._closing = threading.Event()
+        self._closed = False
+        self._process = threads.process_id()
         make_dirs(self._fs, self.path)
         self._lock = self._fs.lock(f"{self.path}/MEMBER")
         try:
@@ -122,31 +129,66 @@ class Member:
                 clock=self._clock,
                 random=self._random,
                 times=times,
+                stored=self._stored_lsn(),
             )
         except BaseException:
             log.close()
             raise
+
+    def _stored_lsn(self) -> int:
+        """Return the highest LSN that the files of the store hold."""
+        manifest = Manifest.open(f"{self.path}/manifest", fs=self._fs, clock=self._clock, engine=LmdbEngine)
+        try:
+            return highest_lsn(manifest)
+        finally:
+            manifest.close()
 
     # -- roles
 
     def _watch(self) -> None:
         role: tuple[object, ...] = ()
         while not self._closing.is_set():
-            found = self._journal.await_change(role, WATCH_S)
             try:
-                if found != role or (self._store is not None and self._store.is_failed):
-                    self._end_store()
-                    role = found
-                    if found:
-                        self._begin_store(found)
-            except PenstockError as error:
-                logger.warning("member %s cannot open its store now: %s", self.name, error)
+                role = self._follow_role(role)
+            except Exception as error:
+                threads.raise_interrupt(error)
+                logger.warning("member %s cannot go on now, and tries again: %s", self.name, error)
+                self._give_up_role()
                 role = ()
-                self._closing.wait(WATCH_S)
+                self._closing.wait(RETRY_S)
         self._end_store()
 
+    def _follow_role(self, role: tuple[object, ...]) -> tuple[object, ...]:
+        """Wait for a change, and open or close the store as it demands; return the role that it has now."""
+        if self._journal.is_failed:
+            self._end_store()
+            self._journal.recover()
+            return ()
+        found = self._journal.await_change(role, WATCH_S)
+        failed = self._store is not None and self._store.is_failed
+        if found == role and not failed:
+            return role
+        self._end_store()
+        if not found:
+            return ()
+        if found[0] and found[2] == self._led:  # a term has one store that takes writes: what that left is not known
+            self._journal.resign()
+            return ()
+        self._begin_store(found)
+        return found
+
+    def _give_up_role(self) -> None:
+        """After a failure: leave the lead to a member that can open its store."""
+        self._end_store()
+        try:
+            self._journal.resign()
+        except PenstockError as error:
+            logger.warning("member %s cannot resign: %s", self.name, error)
+
     def _begin_store(self, role: tuple[object, ...]) -> None:
-        store = open_store(self.path, settings=self._settings, fs=self._fs, consensus=self._journal.tenure())
+        self._led = role[2] if role[0] else self._led
+        tenure = self._journal.tenure(role)
+        store = open_store(self.path, settings=self._settings, fs=self._fs, consensus=tenure)
         try:
             if self._settings.serve and self._settings.background:
                 Service(store, random=self._random)
@@ -202,9 +244,13 @@ class Member:
             return self._store
 
     def close(self) -> None:
-        """End the store and the journal; a second call does nothing."""
-        if not self._closing.is_set():
-            self._closing.set()
-            self._thread.join(OPEN_S)
-            self._journal.close()
-            self._lock.release()
+        """End the store and the journal; a second call does nothing, nor does one in a forked child."""
+        if not self._closed and threads.process_id() == self._process:
+            threads.run_uninterrupted(self._close)
+
+    def _close(self) -> None:
+        self._closing.set()
+        self._thread.join(OPEN_S)
+        self._journal.close()
+        self._lock.release()
+        self._closed = True

@@ -15,12 +15,21 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.coordinator import Batch, Durability, WriteCoordinator
-from penstock.errors import DiskFull, ProcessLimit
+from penstock.errors import DiskFull, Poisoned, ProcessLimit
 from penstock.host.clock import Clock
 from penstock.host.metrics import Histogram
 from penstock.journal.consensus import Consensus
 from penstock.journal.partitions import SHARD_BITS
-from penstock.journal.record import INLINE, REFERENCE, Group, JournalRecord, Section, SegmentedRecordHeader, encode
+from penstock.journal.record import (
+    INLINE,
+    REFERENCE,
+    Group,
+    JournalRecord,
+    Lsn,
+    Section,
+    SegmentedRecordHeader,
+    encode,
+)
 from penstock.kinds import Kind
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import LEDGER
@@ -128,13 +137,15 @@ class StoreFlusher:
         """Write and sync encoded records, the last of which gets `lsn`."""
         encoded_s = self._monotonic_s()
         try:
-            self._consensus.propose(bodies)
+            written = self._consensus.propose(bodies)
         except (ProcessLimit, DiskFull) as error:
             self.journal_failures += 1
-            self._propose_again(bodies, error)
+            written = self._propose_again(bodies, error)
         except BaseException:
             self.journal_failures += 1
             raise
+        if written != lsn:  # applied under another number, its sections would be taken for those of another record
+            raise Poisoned(f"the journal wrote record {written} where {lsn} was next: open the store again")
         synced_s = self._monotonic_s()
         self._note_encode_s(encoded_s - began_s)
         self._note_journal_s(synced_s - encoded_s)
@@ -200,14 +211,13 @@ class StoreFlusher:
                 decoded.append(part)
         return Group(tuple(sections), group.condition), decoded, refers
 
-    def _propose_again(self, bodies: list[bytes], error: ProcessLimit | DiskFull) -> None:
+    def _propose_again(self, bodies: list[bytes], error: ProcessLimit | DiskFull) -> Lsn:
         """Propose records again: the error came before a byte was written, so this does not retry a failed write."""
         if isinstance(error, ProcessLimit):
-            _retry_shortage(lambda: self._consensus.propose(bodies))
-        elif self._make_room():
-            self._consensus.propose(bodies)
-        else:
-            raise error
+            return _retry_shortage(lambda: self._consensus.propose(bodies))
+        if self._make_room():
+            return self._consensus.propose(bodies)
+        raise error
 
     def apply(self, flushed: Flushed) -> int:
         """Dispatch the records; return the LSN up to which everything is applied, or late: see `Dispatcher`."""

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 RAFT_FILE = "raft"  # a member's term and vote: a folder with it is opened as a member only
 AWAIT_S = 0.5
+FOLLOW_S = 10.0  # for the leader to say what is committed
 JOIN_S = 30.0
 
 
@@ -51,10 +52,10 @@ class Follower:
                         return
             except WaitExpired:
                 continue
-            except (Closed, Poisoned):
-                return  # the member stops
             except Exception as error:
                 self.failure = error
+                if isinstance(error, Closed | Poisoned):
+                    return  # mostly, the member stops
                 logger.exception("this member cannot apply record %d: it does not follow any more", self._next)
                 return
 

@@ -42,7 +42,7 @@ from penstock.manifest.manifest import Manifest
 from penstock.partition.aside import AsideLog
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.extent import JournalExtent
+from penstock.partition.extent import JournalExtent, highest_lsn
 from penstock.partition.ledger import LEDGER, LEDGER_TABLE, ForgetVerdicts, Ledger, encode_ops
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
@@ -56,7 +56,7 @@ from penstock.scheduler.task import PeriodicTask
 from penstock.store.deriving import DerivedTables
 from penstock.store.dropped import DroppedShards
 from penstock.store.flusher import StoreFlusher
-from penstock.store.following import RAFT_FILE, Follower, MemberJournal
+from penstock.store.following import FOLLOW_S, RAFT_FILE, Follower, MemberJournal
 from penstock.store.governor import MemoryGovernor
 from penstock.store.identity import load_identity
 from penstock.store.journal_trimming import JournalTrimmer
@@ -123,7 +123,7 @@ class OpenedParts(Tables):
                 self._port.refuse_changes(NotLeader("this member is not the leader: connect to the leader to write"))
             self._start()
             if self._tenure is not None and not self._consensus.is_leader:
-                self._follower = Follower(self._tenure, self._replay, self._ledger.tree.lsn)
+                self._follower = Follower(self._tenure, self._replay, self._replayed)
                 self._parts.callback(self._follower.close)
         except BaseException as error:
             self._closed = True
@@ -307,6 +307,7 @@ class OpenedParts(Tables):
             staging=self._staging,
             save_time=self._save_time,
             background=settings.background,
+            follows=self._tenure is not None and not self._tenure.is_leader,
         )
 
     def _options_of(self, table: int) -> bytes:
@@ -346,7 +347,10 @@ class OpenedParts(Tables):
             raise CorruptionError(
                 f"{self.path}/journal", 0, f"it begins at {self._consensus.first}, but the ledger ends at {stored}"
             )
-        for lsn, body in self._consensus.records(self._checkpoint.needed_from()):
+        if self._tenure is not None:  # what is stored here is committed, but this member may not have heard so yet
+            self._tenure.await_committed(highest_lsn(self._manifest), FOLLOW_S)
+        self._replayed = self._checkpoint.needed_from() - 1
+        for lsn, body in self._consensus.records(self._replayed + 1):
             self._replay(lsn, body)
         self._recovered = True
         self._begin_time()
@@ -358,6 +362,7 @@ class OpenedParts(Tables):
         record = decode(body, where=f"{self.path}/journal", lsn=lsn)
         self._staging.name_all(section for group in record.groups for section in group.sections)
         self._dispatcher.dispatch(record, lsn)
+        self._replayed = lsn
         self._after_apply(len(body))
 
     def _begin_time(self) -> None:
@@ -404,7 +409,7 @@ class OpenedParts(Tables):
         for task in (
             *tree_tasks(self._maintenance, self._collector),
             *job_runners(self._maintenance, self._jobs),
-            *self._derived.tasks(),
+            *(self._derived.tasks() if self._consensus.is_leader else ()),  # what they derive, they write
             *self._tasks.all(),
             PeriodicTask("keep-metrics", 5.0, self._meter.save),
         ):

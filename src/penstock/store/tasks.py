@@ -51,6 +51,7 @@ class StoreTasks:
         staging: Staging,
         save_time: Callable[[], None],
         background: bool,
+        follows: bool,
     ) -> None:
         self._scheduler = scheduler
         self._lock = lock
@@ -65,6 +66,7 @@ class StoreTasks:
         self._staging = staging
         self._save_time = save_time
         self._background = background
+        self._follows = follows  # a member of a cluster that does not lead
 
     def all(self) -> list[PeriodicTask]:
         """Return the tasks, for a scheduler."""
@@ -99,9 +101,10 @@ class StoreTasks:
 
     def maintain_services(self) -> Outcome:
         """Maintain what clients have open, and change feeds."""
-        self._port.maintain()
         port = self._port
-        maintain_feeds(port.tables(), port.machine_unless_late, port.submit, port.time_us)
+        port.maintain()
+        if not self._follows:  # else this is the leader's: what is trimmed must not depend on the clock of a follower
+            maintain_feeds(port.tables(), port.machine_unless_late, port.submit, port.time_us)
         return None
 
     def clean_up(self) -> Outcome:

@@ -200,6 +200,38 @@ def test_nobody_votes_while_a_leader_is_heard(cluster: _Cluster, member: Simulat
     assert any(isinstance(message, Vote) for _, message, *_ in cluster.sent)
 
 
+def test_a_term_that_cannot_be_stored_changes_nothing(
+    cluster: _Cluster, member: SimulatedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a leader whose disk fails once would lead the next term, which another was elected for."""
+    raft = _elect(cluster, member, "member-2", "member-3")
+    term = raft.term
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "one bad write")
+
+    monkeypatch.setattr(member.log, "setCurrentTerm", fail)
+    with pytest.raises(OSError, match="one bad write"):
+        _receive(member, "member-4", Append(term + 1, 0, 0, 0))
+    assert raft.term == term
+
+
+def test_a_term_that_leaps_is_refused(member: SimulatedMember) -> None:
+    with pytest.raises(Invalid, match="term"):
+        _receive(member, "member-2", RequestVote((1 << 63) - 1, 9, 9))
+    assert member.raft is not None
+    assert member.raft.term == 0
+
+
+def test_a_member_that_was_stopped_hears_its_leader_first(cluster: _Cluster, member: SimulatedMember) -> None:
+    assert member.raft is not None
+    _follow(member, 1)
+    member.raft.tick(0)
+    cluster.now_s += 60
+    member.raft.tick(0)
+    assert member.raft.term == 1
+
+
 def test_a_write_to_a_follower_names_the_leader(member: SimulatedMember) -> None:
     _follow(member, 1)
     assert member.raft is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 
@@ -96,6 +97,30 @@ def test_a_crash_at_any_operation_of_the_cuts() -> None:
             _check(restored)
             firsts.add(restored.base.index)
     assert len(firsts) > 8  # it ended between the segments of a cut, too
+
+
+def test_a_cut_of_many_segments_takes_several_calls() -> None:
+    """The state file names each segment that is dropped at once: it must stay small enough to be read."""
+    disk = SimulatedDisk()
+    log = _open(disk)
+    _fill(log, 600)
+    lasts = [log.cut_front(400, EVERY) for _ in range(5)]
+    assert lasts == sorted(lasts)
+    assert len(set(lasts)) > 2
+    _check(_open(disk.image().restore("strict")))
+
+
+def test_readers_see_one_state_of_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever moment of a cut another thread meets, LSNs are those of before and after."""
+    log = _open(SimulatedDisk())
+    _fill(log, 60)
+    last, seen = log.last, set[int]()
+    sys.settrace(lambda frame, *_: (lambda *_: seen.add(log.lsn_at(last))) if "cut_front" in str(frame) else None)
+    try:
+        log.cut_front(30, EVERY)
+    finally:
+        sys.settrace(None)
+    assert seen == {last - last // 5}
 
 
 def test_a_committed_entry_is_not_cut_from_the_back() -> None:

@@ -89,6 +89,15 @@ def test_a_client_follows_the_leader(cluster: Cluster) -> None:
         assert len(list(back.kv("users").scan())) == 40
 
 
+def test_a_member_that_does_not_answer_does_not_hold_up_a_client(cluster: Cluster) -> None:
+    hosts = [f"{host}:{port}" for host, port in cluster.served.values()]
+    authority = cluster.folder / "certificates" / "authority.pem"
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and says nothing
+        address = "penstock://" + ",".join([f"127.0.0.1:{silent.getsockname()[1]}", *hosts])
+        with penstock.connect(address, token="admin-secret", authority=authority, timeout_s=20) as store:
+            store.kv("users").put(b"a", b"1", durable=True)
+
+
 def test_acknowledgements_say_quorum(cluster: Cluster) -> None:
     store = cluster.members[cluster.leader()].store()
     store.kv("users").put(b"a", b"1")

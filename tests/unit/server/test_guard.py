@@ -135,6 +135,23 @@ def test_the_whole_api_over_tcp(served: Served) -> None:
         assert len(users[b"large"]) == 60 << 20
 
 
+def test_small_answers_do_not_wait_for_an_acknowledgement(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted: list[socket.socket] = []
+    accept = socket.socket.accept
+
+    def record(listener: socket.socket) -> tuple[socket.socket, object]:
+        connection, address = accept(listener)
+        accepted.append(connection)
+        return connection, address
+
+    monkeypatch.setattr(socket.socket, "accept", record)
+    with served.connect("admin") as store:
+        store.kv("users").put(b"a", b"1", durable=True)
+        ours = [each for each in accepted if each.fileno() >= 0 and each.family == socket.AF_INET]
+        assert ours
+        assert all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in ours)
+
+
 def test_no_token_wrong_token_and_a_reader_that_writes(served: Served) -> None:
     served.store.kv("users").put(b"a", b"1", durable=True)
     served.store.kv("others")

@@ -1,0 +1,267 @@
+"""One member and its store: interrupts, failures, forks, damage. Most of it needs no other member."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cli.certificates import make_member_certificates
+from penstock.errors import CorruptionError, Lost, PenstockError, Poisoned
+from penstock.replica.raft import RaftTimes
+from penstock.replica.replicated import Replicated
+from penstock.server.member import Member
+from penstock.store.settings import StoreSettings
+from penstock.store.store import Store
+
+TIMES = RaftTimes(heartbeat_s=0.05, election_s=0.3)
+
+
+class Members:
+    """Members of one cluster, in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.members: dict[str, Member] = {}
+        self.addresses: dict[str, tuple[str, int]] = {}
+
+    def begin(self, *names: str, times: RaftTimes = TIMES) -> dict[str, Member]:
+        if not self.addresses:
+            self.addresses = {name: ("127.0.0.1", _free_port()) for name in names}
+            make_member_certificates(str(self.folder / "certificates"), dict.fromkeys(names, "127.0.0.1"))
+        for name in names:
+            self.members[name] = Member(
+                self.folder / name,
+                name,
+                self.addresses,
+                cluster=bytes(range(16)),
+                certificates=self.folder / "certificates",
+                settings=StoreSettings(serve=False),
+                times=times,
+            )
+        return self.members
+
+    def leader(self) -> str:
+        return _await(lambda: next((name for name, each in self.members.items() if each.is_leader), ""))
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _await(find: Callable[[], str]) -> str:
+    deadline = time.monotonic() + 30
+    while not (found := find()):
+        assert time.monotonic() < deadline, "it did not come about within 30 s"
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    members = Members(tmp_path)
+    yield members
+    for member in members.members.values():
+        member.close()
+
+
+@pytest.fixture
+def alone(members: Members) -> Member:
+    member = members.begin("a")["a"]
+    members.leader()
+    return member
+
+
+def _payloads(store: Store) -> list[bytes]:
+    found: list[bytes] = store.queue("events").to_arrow()["payload"].to_pylist()
+    return found
+
+
+def _again(members: Members) -> Store:
+    members.members.pop("a").close()
+    return members.begin("a")["a"].store()
+
+
+def test_an_interrupted_write_is_written_once(members: Members, alone: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next flush finds out what became of it; the same record must not be proposed again."""
+    store = alone.store()
+    queue = store.queue("events")
+    queue.put(b"first")
+    store.flush()
+    log = alone._journal._log
+    sync = log.sync
+
+    def slow() -> object:
+        time.sleep(0.3)
+        return sync()
+
+    monkeypatch.setattr(log, "sync", slow)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        queue.put(b"once")
+        store.flush()
+        time.sleep(1)
+    store.flush()
+    monkeypatch.undo()
+    queue.put(b"last")
+    store.flush()
+    assert _payloads(store) == [b"first", b"once", b"last"]
+    assert alone.committed == store._ledger.tree.lsn
+    assert _payloads(_again(members)) == [b"first", b"once", b"last"]
+
+
+def test_a_term_has_one_store_that_takes_writes(members: Members, alone: Member) -> None:
+    """A store that failed is opened again in another term: what it left in the log may be committed later."""
+    store = alone.store()
+    queue = store.queue("events")
+    queue.put(b"first")
+    store.flush()
+    term, epoch = alone._journal.current_term, queue.put(b"second")
+    store.flush()
+    with store._coordinator._lock:
+        store._coordinator._executor.failure = PenstockError("a write failed")
+    _await(lambda: "x" if alone.is_leader and alone.store() is not store else "")
+    again = alone.store()
+    assert alone._journal.current_term > term
+    with pytest.raises(Lost):
+        again.flush(epoch)
+    again.queue("events").put(b"third")
+    again.flush()
+    assert _payloads(_again(members)) == [b"first", b"second", b"third"]
+
+
+def test_a_record_under_another_number_is_not_applied(alone: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = alone.store()
+    users = store.kv("users")
+    propose = store._consensus.propose
+    monkeypatch.setattr(store._consensus, "propose", lambda bodies: propose(bodies) + 1)
+    with pytest.raises((Poisoned, penstock.errors.OutcomeUnknown)):
+        users.put(b"a", b"1", durable=True)
+
+
+def test_a_forked_child_does_not_close_the_journal(members: Members, alone: Member) -> None:
+    users = alone.store().kv("users")
+    users.put(b"before", b"1", durable=True)
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(ready, 1)
+        alone.close()
+        alone._journal.close()
+        os._exit(0)
+    for number in range(20):
+        users.put(b"%d" % number, b"v" * 100, durable=True)
+    os.write(told, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(ready)
+    os.close(told)
+    users.put(b"after", b"1", durable=True)
+    assert len(list(_again(members).kv("users").scan())) == 22
+
+
+def test_a_journal_that_is_gone_is_noticed_before_a_vote(members: Members, alone: Member) -> None:
+    store = alone.store()
+    for number in range(50):
+        store.kv("users").put(b"%d" % number, b"1", durable=True)
+    store.checkpoint()
+    store._maintenance.flush(store._ledger.tree)
+    members.members.pop("a").close()
+    for segment in (members.folder / "a" / "journal").iterdir():
+        segment.unlink()
+    with pytest.raises(CorruptionError):
+        members.begin("a")
+
+
+def test_a_member_without_its_file_is_no_store_of_its_own(members: Members, alone: Member) -> None:
+    alone.store().kv("users").put(b"a", b"1", durable=True)
+    members.members.pop("a").close()
+    (members.folder / "a" / "raft").unlink()
+    with pytest.raises(CorruptionError):
+        penstock.open(members.folder / "a")
+
+
+def test_an_address_in_use_is_told_at_once(members: Members) -> None:
+    members.begin("a")
+    members.members.pop("a").close()
+    with socket.create_server(members.addresses["a"]), pytest.raises((PenstockError, OSError)):
+        members.begin("a")
+    members.begin("a")
+
+
+def test_a_member_recovers_from_a_failure_of_its_loop(alone: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = alone.store()
+    store.kv("users").put(b"a", b"1", durable=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(alone._journal._log, "sync", _fail)
+        with pytest.raises(PenstockError):
+            store.kv("users").put(b"b", b"2", durable=True)
+        time.sleep(0.2)
+    _await(lambda: "x" if alone.is_leader and alone.store() is not store else "")
+    again = alone.store().kv("users")
+    again.put(b"c", b"3", durable=True)
+    assert again.get(b"a") == b"1"
+
+
+def test_a_leader_that_cannot_open_its_store_leaves_the_lead(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    members.begin("a", "b", "c")
+    failing = members.members[members.leader()]
+    failing.store().kv("users").put(b"a", b"1", durable=True)
+    monkeypatch.setattr(failing, "_begin_store", _fail)
+    with failing.store()._coordinator._lock:
+        failing.store()._coordinator._executor.failure = PenstockError("a write failed")
+    other = _await(lambda: next((n for n, m in members.members.items() if m.is_leader and m is not failing), ""))
+    members.members[other].store().kv("users").put(b"b", b"2", durable=True)
+
+
+def test_an_interrupted_close_can_be_repeated(members: Members, alone: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone.store()
+    with monkeypatch.context() as patch:
+        patch.setattr(Replicated, "close", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            alone.close()
+    alone.close()
+    members.begin("a")
+
+
+def test_a_follower_applies_what_its_ledger_had_stored_alone(members: Members) -> None:
+    """After a restart it opens no store before it knows that what it stored is committed, and replays all of it."""
+    slow = RaftTimes(heartbeat_s=0.3, election_s=1.0)
+    members.begin("a", "b", "c", times=slow)
+    leader = members.leader()
+    users = members.members[leader].store().kv("users")
+    for number in range(20):
+        users.put(b"%d" % number, b"v", durable=True)
+    name = next(name for name in members.members if name != leader)
+    follower = members.members[name].store()
+    follower.wait_for(members.members[leader].committed, timeout_s=30)
+    follower._maintenance.flush(follower._ledger.tree)  # the ledger alone, as a checkpoint does
+    shutil.copytree(members.folder / name, members.folder / "copy")  # as a kill would leave it
+    members.members.pop(name).close()
+    shutil.rmtree(members.folder / name)
+    shutil.move(members.folder / "copy", members.folder / name)
+    for number in range(20, 23):
+        users.put(b"%d" % number, b"v", durable=True)
+    members.members.pop(leader).close()  # another one leads when the follower is back
+    members.begin(leader, times=slow)
+    last = members.members[members.leader()]
+    members.begin(name, times=slow)
+    back = members.members[name].store()
+    back.wait_for(last.committed, timeout_s=30)
+    assert len(list(back.kv("users").scan())) == 23
+
+
+def _fail(*_: object) -> None:
+    raise OSError(5, "the disk is away")
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
