@@ -52,6 +52,7 @@ def follow(rows: Rows, changes: Iterable[Change], *, preimages: bool) -> Rows:
 def await_applied(store: Store) -> None:
     """Wait until no shard is late: the maintenance of feeds leaves a late one out, until the next time."""
     port = store._port
+    store.flush()  # a durable write may not have reached its shard yet
     for info in port.tables():
         for partition in partitions_of(info):
             port.machine(partition)  # it has applied all, and may count as late for a moment longer

@@ -445,10 +445,14 @@ def test_an_interrupt_ends_a_backup_and_leaves_the_store_in_use(store: penstock.
                 signal.raise_signal(signal.SIGINT)
                 time.sleep(0.05)
 
+        folder = tmp_path / f"interrupted {at}"  # a new one: all files are to be copied
         with pytest.raises(KeyboardInterrupt):
-            store.backup(tmp_path / "backups", progress=interrupt)
+            report = store.backup(folder, progress=interrupt)
+            raise AssertionError(f"no interrupt in {report}: {seen}")
         assert store.readers.holders == 0
+        assert store.backup(folder).files > 0
         write_round(store, at)
+        store.flush()  # a compaction stores what was applied: the next backup has files to copy
         store.compact("users")
     with pytest.raises(KeyboardInterrupt):
         store.check(progress=lambda _: signal.raise_signal(signal.SIGINT))
