@@ -17,6 +17,7 @@ from backup_kill_child import make_tables, rounds_of, write_round
 import penstock
 from penstock.errors import Backpressure, CorruptionError, Invalid, NotFound, StoreLocked, UnsupportedVersion
 from penstock.host.os_files import OsFileSystem
+from penstock.kinds import partitions_of
 from penstock.manifest.manifest import Manifest
 from penstock.store import backup_folder
 from penstock.store.backup import Backup
@@ -128,8 +129,10 @@ def test_loads_that_are_stored_and_discarded_during_a_backup(
         for name, loaded in prepared.items():
             with store.batch() as batch:
                 batch.load(name, loaded)
-        for partition in store._dispatcher.partitions():
-            partition.machine.store_now()
+        store.flush()
+        for info in store.port.tables():
+            for partition in partitions_of(info):
+                store._port.machine(partition).store_now()  # with the loaded rows: it waits until they are applied
         return rows
 
     for kind in ("kv.loading", "queue.staged", "series.loading"):

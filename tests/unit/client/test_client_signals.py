@@ -79,6 +79,14 @@ def tell(process: subprocess.Popen[bytes]) -> None:
     process.stdin.flush()
 
 
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, and return when all its threads have stopped: until then it may answer."""
+    process.send_signal(signal.SIGSTOP)
+    tasks = Path("/proc", str(process.pid), "task")
+    while any(task.read_text().rpartition(")")[2].split()[0] != "T" for task in tasks.glob("*/stat")):
+        pause(0.01)
+
+
 @pytest.fixture(scope="module")
 def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     folder = tmp_path_factory.mktemp("signals") / "store"
@@ -97,7 +105,7 @@ def test_ctrl_c_ends_every_wait(owner: tuple[Path, subprocess.Popen[bytes]]) -> 
     try:
         for name in WAITS:
             assert line(client) == "ready", name
-            serving.send_signal(signal.SIGSTOP)
+            stop(serving)
             tell(client)
             assert line(client) == "waiting", name
             pause(0.2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from feed_model import changes_of, follow, take_in_expired
+from feed_model import await_applied, changes_of, follow, take_in_expired
 from store_model import open_simulated
 
 import penstock
@@ -183,6 +183,7 @@ def test_a_shard_that_hangs_does_not_delay_the_feeds_of_others(
         for table in (hanging, other):
             table.put(b"a", b"1", durable=True)
             table.put(b"b", b"2", durable=True)
+        await_applied(store)
         monkeypatch.setattr(KvMachine, "apply", hang)
         try:
             store.flush(hanging.delete(b"a"))

@@ -107,6 +107,17 @@ def served(tmp_path: Path, credentials: tuple[Path, Path]) -> Iterator[Served]:
 # -- who may come in
 
 
+def test_no_backup_over_tcp(served: Served, tmp_path: Path) -> None:
+    """It would be written to the owner's machine, to whatever folder a client names."""
+    with served.connect("admin") as store:
+        assert (store.troubles(), store.check().ok) == ([], True)
+        with pytest.raises(Invalid, match="connect by its path, on that machine"):
+            store.backup(tmp_path / "backups")
+    assert not (tmp_path / "backups").exists()
+    with served.connect("reader") as store, pytest.raises(Invalid, match="the right to read every table"):
+        store.check()
+
+
 def test_the_whole_api_over_tcp(served: Served) -> None:
     with served.connect("admin") as store:
         users, events = store.kv("users"), store.queue("events")

@@ -20,6 +20,7 @@ from penstock.queue.positions import FORGET, SEEK, ForgetConsumer, Seek, argumen
 from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
+from penstock.store.backup import BackupReport
 from penstock.store.store import Store
 
 NOBODY = Rights(client="nobody")
@@ -126,7 +127,9 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("admin", wire.DropSnapshot("users")),
         ("admin", wire.AlterTable(events, b"", b"")),
         ("admin", wire.CompactTable("users", 1.0)),
-        ("a token", wire.CheckStore()),
+        ("a token", wire.ListTroubles()),
+        ("read everything", wire.CheckStore()),
+        ("this machine", wire.BackupStore(store.path, None)),  # who may is told that this folder is the store's
         ("read", wire.WaitFor(0, [events], 0.0)),
         ("everything", wire.TakeOffer(1)),
         ("everything", wire.KeepOffer("x")),
@@ -142,10 +145,12 @@ ALLOWED = {
     "a token": {"nobody", "reader", "writer", "almost", "elsewhere", ""},
     "read": {"reader", "writer", "almost", "elsewhere", ""},
     "read something": {"reader", "writer", "almost", "elsewhere", ""},
+    "read everything": {"almost", "elsewhere", ""},
     "write": {"writer", "almost", ""},
     "write something": {"writer", "almost", "elsewhere", ""},
     "admin": {"almost", ""},
     "everything": {""},
+    "this machine": {""},
 }
 NEEDS_NO_OTHER_TEST = {wire.JoinSnapshot, wire.More}  # of things that somebody holds: see below
 
@@ -162,7 +167,7 @@ def refused(gateway: Gateway, request: Any, rights: Rights) -> bool:
             if fault is not None:
                 raise wire.error_of(fault)
     except PenstockError as error:
-        return "does not give the right" in str(error)
+        return "does not give the right" in str(error) or "connect by its path" in str(error)
     return False
 
 
@@ -345,14 +350,24 @@ def test_who_may_read_some_tables_does_not_learn_where_the_store_lies(store: Sto
 def test_a_client_hears_of_troubles_with_its_own_tables_only(
     store: Store, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check() -> list[Trouble]:
+    def troubles() -> list[Trouble]:
         return [Trouble(name, 0, f"{store.path}/tables is odd", 7) for name in ("users", "secrets", "ledger")]
 
-    monkeypatch.setattr(store, "check", check)
+    monkeypatch.setattr(store, "troubles", troubles)
     some = Rights(client="some", tables={"users": "read"})
-    for rights, seen in ((some, [("users", "tables is odd")]), (LOCAL, [(t.table, t.reason) for t in check()])):
-        answer = wire.unpack(gateway.answer(wire.pack(wire.CheckStore()), rights), list[Trouble])
+    for rights, seen in ((some, [("users", "tables is odd")]), (LOCAL, [(t.table, t.reason) for t in troubles()])):
+        answer = wire.unpack(gateway.answer(wire.pack(wire.ListTroubles()), rights), list[Trouble])
         assert [(trouble.table, trouble.reason) for trouble in answer] == seen
+
+
+def test_a_backup_is_made_for_a_process_of_this_machine_alone(store: Store, gateway: Gateway, tmp_path: Path) -> None:
+    """Over TCP not even an administrator of every table may name a folder for the owner to write to."""
+    request = wire.pack(wire.BackupStore(str(tmp_path / "backups"), None))
+    for rights in (NOBODY, ALMOST, ADMIN):
+        with pytest.raises(Invalid, match="connect by its path, on that machine"):
+            gateway.answer(request, rights)
+        assert not (tmp_path / "backups").exists()
+    assert wire.unpack(gateway.answer(request, LOCAL), BackupReport).number == 1
 
 
 @pytest.mark.parametrize("name", ["Secrets", "secrets ", "", "_x", "9x", "a" * 64, "**", "secret*"])
