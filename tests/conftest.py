@@ -31,6 +31,8 @@ SLOWEST_FIRST = ("spark/", "cluster/", "crash/", "model/", "unit/client/", "unit
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the tests in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     given = config.option.basetemp is not None or "PYTEST_DEBUG_TEMPROOT" in os.environ
     if not given and os.path.isdir(IN_MEMORY) and shutil.disk_usage(IN_MEMORY).free >= FREE_BYTES_MIN:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = IN_MEMORY
