@@ -208,6 +208,8 @@ class SnapshotFolder:
             raise Invalid(f"{source.path} is not a snapshot of a partition, or is incomplete")
         if self.header() == header:
             return header
+        if self.header() is not None:  # sealed by an earlier attempt, with other files
+            self.remove()
         self._copy(source, header)
         try:
             self.seal(header)

@@ -180,6 +180,9 @@ class PartitionSnapshots:
             try:
                 with self.export(partition) as export:
                     folder = self._saved(descriptor, export.lsn)
+                    saved = folder.header() if before == export.lsn else None
+                    if saved is not None and not list(folder.damaged()):
+                        return saved  # nothing was written since: the only copy must not be removed first
                     folder.remove()  # what an interrupted attempt left
                     for chunk in export.chunks():
                         folder.write(chunk)
@@ -187,7 +190,8 @@ class PartitionSnapshots:
                     folder.seal(header)
                 self._commit(partition, header.lsn)
             except BaseException:
-                spill.floor = before
+                row = self.kept(descriptor)  # a commit whose outcome was unknown may have named the snapshot
+                spill.floor = before if row is None else row.stored_lsn
                 raise
             spill.floor = header.lsn
             self._remove_snapshots(descriptor, but=header.lsn)

@@ -34,10 +34,9 @@ def _add_resets(rise: F64, windows: RangeWindows, falls: I64) -> None:
     first, end = np.searchsorted(falls, windows.low[falling] + 1), np.searchsorted(falls, windows.high[falling])
     rows, columns = np.nonzero(end > first)
     first, end, rows = first[rows, columns], end[rows, columns], falling[rows]
-    before = windows.values[falls - 1]
     while len(rows):
         windows.budget.check()
-        rise[rows, columns] += before[first]
+        rise[rows, columns] += windows.values[falls[first] - 1]
         first = first + 1
         going = first < end
         rows, columns, first, end = rows[going], columns[going], first[going], end[going]

@@ -275,9 +275,9 @@ class QueueMachine(Machine):
 
     def drop_files(self) -> None:
         """Remove files below the floor that no snapshot reads; the first time, also files that a crash left."""
-        if not self._context.may_remove():
-            return
-        with self._lock:
+        with self._lock:  # a backup lists the files under it, after it forbade their removal
+            if not self._context.may_remove():
+                return
             if not self._collected:
                 self.queue.collect()
                 self._collect_staged()

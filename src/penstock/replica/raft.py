@@ -262,6 +262,8 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
 
     def _append(self, proposal: Proposal) -> None:
         term = self.term
+        if proposal.is_answered:  # its writer waits no longer
+            return
         if proposal.only_in not in {None, term}:  # others may have written since
             proposal.answer(error=not_leader(None))
             return

@@ -214,7 +214,11 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
             before = starts[-1] if starts else before
             bases = [LogBase(at - 1, self.term_at(at - 1), self.lsn_at(at - 1)) for at in starts]
             if bases:  # of each segment: a crash may leave any of them as the first
-                self._state.save(msgspec.structs.replace(self._state.state, bases=(self.base, *bases)))
+                self._state.save(
+                    msgspec.structs.replace(
+                        self._state.state, bases=(*self._state.state.bases[-CUT_SEGMENTS:], self.base, *bases)
+                    )
+                )
             self._log.truncate_front(before)  # also if nothing is dropped: it raises if the log is closed or failed
             first = int(self._log.first)
             if first > self.base.index + 1:

@@ -142,7 +142,7 @@ class Replicated:
             raft.poller.subscribe(self._wakes.fileno(), self._drain, POLL_EVENT_TYPE.READ)
             self._link.attach(raft)
             self._attached.set()
-            while not self._closing:
+            while not self._closing and self._failure is None:
                 if self._resigning:
                     self._resigning = False
                     raft.resign()

@@ -143,7 +143,7 @@ class RecordDraft:
     def series_keys(self) -> Iterator[tuple[int, Collection[bytes]]]:
         """Yield, by bucket, the dictionary keys of the series that are new here, or have samples again."""
         yield from self._refilled.items()
-        yield from ((bucket, some.dictionary.keys()) for bucket, some in self._buckets.items())
+        yield from ((bucket, some.dictionary.keys()) for bucket, some in self._buckets.items() if some.dictionary)
 
     def edit(self, time_us: int) -> SeriesEdit:
         """Return the edit of all parts."""

@@ -58,8 +58,9 @@ LOOKUP_BYTES_MAX = 16 << 20  # of the values of one answer, unless it has only o
 STAGED_MAX = 10_000
 STAGED_EACH_MAX = 100_000  # of one client, with leases that have not expired
 _CHANGES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.AlterTable, wire.SendFile)
-_WRITES = (*_CHANGES, wire.CompactTable, wire.BackupStore, wire.StageFiles, wire.WriteOffered)
-_BINDS = (*_CHANGES, wire.TakeSnapshot, wire.CompactTable, wire.BackupStore, wire.CheckStore)
+_REPAIRS = (wire.KeepSnapshot, wire.DropSnapshot, wire.RepairTable)
+_WRITES = (*_CHANGES, *_REPAIRS, wire.CompactTable, wire.BackupStore, wire.StageFiles, wire.WriteOffered)
+_BINDS = (*_CHANGES, *_REPAIRS, wire.TakeSnapshot, wire.CompactTable, wire.BackupStore, wire.CheckStore)
 
 
 class Gateway:

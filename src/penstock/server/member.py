@@ -209,8 +209,9 @@ class Member:
         if store is not None:
             try:
                 store.close()
-            except PenstockError as error:
-                logger.info("member %s: %s", self.name, error)
+            except Exception as error:  # the thread that watches must go on
+                threads.raise_interrupt(error)
+                logger.warning("member %s: %s", self.name, error)
 
     # -- use
 

@@ -31,10 +31,11 @@ from penstock.registry import kind_named
 from penstock.store.backup import WAIT_S, BackupSource, snapshot_folders
 from penstock.store.backup_folder import CopyProgress, Progress
 from penstock.store.dropped import SPILL
+from penstock.store.following import RAFT_FILE
 from penstock.store.restore import FileDamage
 
 _ATTEMPTS = 10  # to read a journal whose beginning is dropped meanwhile
-_ROOT_FILES = frozenset({"LOCK", "OPENING", "RESERVE", "STORE", "TIME"})
+_ROOT_FILES = frozenset({"LOCK", "MEMBER", "OPENING", "RESERVE", "STORE", "TIME", RAFT_FILE, f"{RAFT_FILE}.new"})
 _ROOT_FOLDERS = frozenset({"aside", "journal", "run", "tables"})
 
 

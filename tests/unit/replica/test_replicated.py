@@ -19,7 +19,6 @@ from penstock.host.clock import SystemClock
 from penstock.host.os_files import OsFileSystem
 from penstock.log import Log, LogSettings
 from penstock.replica.identity import member_contexts
-from penstock.replica.messages import Vote, pack
 from penstock.replica.raft import RaftTimes
 from penstock.replica.replicated import Replicated
 from penstock.replica.state import StateFile
@@ -173,6 +172,17 @@ def _connect(cluster: Cluster, name: str, certificate: str, folder: Path) -> ssl
     return tls
 
 
+def _await_text(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    deadline = time.monotonic() + 10
+    while text not in caplog.text:  # it is logged by another thread, after the connection is closed
+        assert time.monotonic() < deadline, f"{text!r} was not logged"
+        time.sleep(0.01)
+
+
+def _frame(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
 def _is_closed(sock: socket.socket) -> bool:
     sock.settimeout(10)
     with suppress(ConnectionError, ssl.SSLError):
@@ -182,30 +192,36 @@ def _is_closed(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "why"),
     [
-        b"\xff\xff\xff\xff" + bytes(100),
-        struct.pack(">I", 6) + b"\x80\x04\x95abc",
-        struct.pack(">I", 4) + b"junk",
-        struct.pack(">I", len(_encode(Greeting(b"other", "c")))) + _encode(Greeting(b"other", "c")),
-        struct.pack(">I", len(_encode(Greeting(b"one", "b")))) + _encode(Greeting(b"one", "b")),
+        (b"\xff\xff\xff\xff" + bytes(100), "a frame of 4294967295 bytes"),
+        (struct.pack(">I", 6) + b"\x80\x04\x95abc", "its greeting does not decode"),
+        (struct.pack(">I", 4) + b"junk", "its greeting does not decode"),
+        (_frame(_encode(Greeting(b"other", "c"))), "is of another cluster"),
+        (_frame(_encode(Greeting(b"one", "b"))), "but its certificate names"),
     ],
     ids=["huge", "pickle", "junk", "another cluster", "another member"],
 )
-def test_a_peer_that_is_not_who_it_should_be_is_refused(cluster: Cluster, data: bytes) -> None:
+def test_a_peer_that_is_not_who_it_should_be_is_refused(
+    cluster: Cluster, data: bytes, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster.write(b"before")
+    caplog.set_level("DEBUG", "penstock.replica.tcp_link")
     with _connect(cluster, "a", "c", cluster.folder / "certificates") as sock:
         sock.sendall(data)
         assert _is_closed(sock)
+    _await_text(caplog, why)  # not because it was silent, or because the member itself came back
     cluster.write(b"after")
 
 
-def test_a_member_that_sends_nonsense_is_disconnected(cluster: Cluster) -> None:
+def test_a_member_that_sends_nonsense_is_disconnected(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.write(b"before")
+    caplog.set_level("DEBUG", "penstock.replica.tcp_link")
     with _connect(cluster, "a", "c", cluster.folder / "certificates") as sock:
         for frame in (_encode(Greeting(b"one", "c")), b"\x80\x04\x95nonsense"):
             sock.sendall(struct.pack(">I", len(frame)) + frame)
         assert _is_closed(sock)
+    _await_text(caplog, "a message that does not decode")
     cluster.write(b"after")
 
 
@@ -214,8 +230,8 @@ def test_a_certificate_of_another_authority_is_refused(cluster: Cluster, tmp_pat
     make_member_certificates(str(tmp_path / "others"), dict.fromkeys(NAMES, "127.0.0.1"))
     (tmp_path / "others" / "authority.pem").write_bytes((cluster.folder / "certificates/authority.pem").read_bytes())
     with suppress(ssl.SSLError, ConnectionError), _connect(cluster, "a", "c", tmp_path / "others") as sock:
-        sock.sendall(struct.pack(">I", 9) + pack(Vote(1)))
-        assert _is_closed(sock)
+        sock.settimeout(10)
+        assert sock.recv(4096) == b""  # a member that accepts the certificate greets at once
     with socket.create_connection(cluster.addresses["a"], 5) as plain:
         plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert _is_closed(plain)

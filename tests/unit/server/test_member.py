@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,16 +99,18 @@ def test_an_interrupted_write_is_written_once(members: Members, alone: Member, m
     log = alone._journal._log
     sync = log.sync
 
+    interrupts = [signal.SIGINT]
+
     def slow() -> object:
+        if interrupts:  # while the writer waits for this sync
+            os.kill(os.getpid(), interrupts.pop())
         time.sleep(0.3)
         return sync()
 
     monkeypatch.setattr(log, "sync", slow)
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         queue.put(b"once")
         store.flush()
-        time.sleep(1)
     store.flush()
     monkeypatch.undo()
     queue.put(b"last")
@@ -154,10 +155,13 @@ def test_a_forked_child_does_not_close_the_journal(members: Members, alone: Memb
     ready, told = os.pipe()
     child = os.fork()
     if child == 0:
-        os.read(ready, 1)
-        alone.close()
-        alone._journal.close()
-        os._exit(0)
+        try:
+            os.read(ready, 1)
+            alone.close()
+            alone._journal.close()
+            os._exit(0)
+        finally:
+            os._exit(1)  # whatever happens, the child must not go on with the tests
     for number in range(20):
         users.put(b"%d" % number, b"v" * 100, durable=True)
     os.write(told, b"x")
