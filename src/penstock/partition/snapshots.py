@@ -173,6 +173,7 @@ class PartitionSnapshots:
         """Copy a partition's files, so that it can be repaired; an earlier snapshot is removed."""
         descriptor, spill = partition.descriptor, partition.spill
         with self._alone(descriptor.partition):
+            self._installing(descriptor).remove()  # older than what is kept from now on: no opening may finish it
             before = spill.floor
             if before is None:
                 spill.floor = 0  # first: from now on nothing more is given up
@@ -200,6 +201,9 @@ class PartitionSnapshots:
     def _saved(self, descriptor: PartitionDescriptor, lsn: int) -> SnapshotFolder:
         return SnapshotFolder(self._fs, f"{self._root}/{descriptor.folder}{SNAPSHOT}/{lsn:020d}")
 
+    def _installing(self, descriptor: PartitionDescriptor) -> SnapshotFolder:
+        return SnapshotFolder(self._fs, f"{self._root}/{descriptor.folder}{INSTALL}")
+
     def _commit(self, partition: Partition, lsn: int) -> None:
         """Record a snapshot. Its row also says how far the log reaches: see `note_log`."""
         descriptor, upto = partition.descriptor, max(lsn, partition.spill.upto)
@@ -211,6 +215,7 @@ class PartitionSnapshots:
     def discard(self, partition: Partition) -> None:
         """Remove a partition's snapshot: its log need not keep what is stored."""
         with self._alone(partition.descriptor.partition):
+            self._installing(partition.descriptor).remove()
             self._manifest.apply([DeleteWalState(_kept_key(partition.descriptor))])
             partition.spill.floor = None
             self._remove_snapshots(partition.descriptor)
@@ -270,7 +275,7 @@ class PartitionSnapshots:
                 raise CorruptionError(source.path, 0, "this snapshot is missing or incomplete")
             self.check(header, descriptor)
             self._check_entries(header, descriptor)
-            target = SnapshotFolder(self._fs, f"{self._root}/{descriptor.folder}{INSTALL}")
+            target = self._installing(descriptor)
             target.receive(source)
             self._dispatcher.replace(number, lambda: self.finish_install(descriptor))
             logger.warning(

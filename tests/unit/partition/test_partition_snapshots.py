@@ -299,3 +299,28 @@ def test_damaged_snapshots_are_refused_before_anything_changes() -> None:
                 decode_header(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :], "x")
             with pytest.raises(CorruptionError):
                 decode_header(data[:at], "x")
+
+
+@pytest.mark.parametrize("then", ["keep_snapshot", "drop_snapshot"])
+def test_a_repair_that_was_refused_is_not_finished_later(
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy is older than what the table's log keeps from then on: an opening that installed it would lose rows."""
+
+    def refuse(*_: object) -> None:
+        raise PartitionPaused("the files of this table do not answer")
+
+    root = tmp_path / "store"
+    with penstock.open(root) as store:
+        write(store, "kv", 0, 10)
+        store.keep_snapshot("t")
+        write(store, "kv", 10, 20)
+        with monkeypatch.context() as patch:
+            patch.setattr(store._dispatcher, "replace", refuse)
+            with pytest.raises(PartitionPaused):
+                store.repair("t")
+        getattr(store, then)("t")
+        store._checkpoint.clear()
+        expected = content(store, "kv")
+    with penstock.open(root) as store:
+        assert content(store, "kv") == expected
