@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-FUZZ_SECONDS ?= 60
+FUZZ_SECONDS ?= 10
+MINUTES ?= 10
 
 export PYTHON
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile every module again
@@ -11,10 +12,10 @@ SETUP := @sh tools/setup.sh
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check crash bench wheel clean
+.PHONY: help setup run test check crash exhaustive bench soak docs wheel dist clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make .venv with everything that the other targets need
 	$(SETUP) dev
@@ -36,22 +37,39 @@ check: ## ruff, strict mypy and the tidy test
 	@$(PY) -m mypy
 	@$(PY) -m pytest tests/test_tidy.py
 
-crash: ## the long crash campaigns, then each fuzz target for FUZZ_SECONDS (60)
+crash: ## the fault campaign with fresh seeds for MINUTES (10), then each fuzz target for FUZZ_SECONDS (10)
 	$(SETUP) dev,fuzz
-	@$(PY) -m pytest -m campaign --timeout=3600 $(PYTEST_ARGS)
+	@$(PY) -m tests.campaign --minutes $(MINUTES)
 	@set -e; for target in $$($(PY) tests/fuzz/fuzz.py --list); do \
 		echo "$$target, $(FUZZ_SECONDS) s"; \
 		$(PY) tests/fuzz/fuzz.py "$$target" -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=tests/fuzz/; \
 	done
 
+exhaustive: ## every campaign of the tests from end to end: some hours
+	$(SETUP) dev
+	@$(PY) -m pytest -m campaign --timeout=7200 $(PYTEST_ARGS)
+
 bench: ## the benchmarks, with our peers in the same run
 	$(SETUP) dev,bench
 	@$(PY) -m bench
+
+soak: ## mixed load on all kinds for MINUTES (60): memory, files, threads, disk and latency must stay level
+	$(SETUP) dev,bench
+	@MINUTES=$(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),60) $(PY) -m bench.soak
+
+docs: ## build the site with search and the API's reference: site/index.html
+	$(SETUP) dev,docs
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo "site/index.html"
 
 wheel: ## build the package: dist/penstock-*.whl, for pip install
 	$(SETUP) dev
 	@$(PY) -m hatchling build --target wheel
 
+dist: ## build the wheel and the sdist: dist/
+	$(SETUP) dev,release
+	@$(PY) -m build --outdir dist .
+
 clean: ## remove .venv and every cache; data and benchmark results stay
-	@rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist
+	@rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist site
 	@find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,10 +16,10 @@ from typing import Self
 
 import plyvel
 
-from bench.harness import Case, Goal, folder, rate, run
+from bench.harness import Case, Goal, folder, rate, run, sized
 from penstock.coordinator import Batch, CoordinatorSettings, Durability, WriteCoordinator
 
-WRITES = 1_000_000
+WRITES = sized(1_000_000, 100_000)
 KEYS = [i.to_bytes(16, "big") for i in range(WRITES)]
 VALUE = b"v" * 100
 SIZE = 16 + 100 + 64

@@ -8,7 +8,6 @@ key).
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,10 +18,10 @@ from pyspark.sql import functions as F
 
 import penstock
 import penstock.spark
-from bench.harness import Case, Goal, folder, rate, run
+from bench.harness import Case, Goal, folder, rate, run, sized
 from penstock.store.store import Store
 
-MESSAGES, BATCH_ROWS = (2_000, 2_000) if os.environ.get("QUICK") else (20_000, 5_000)
+MESSAGES, BATCH_ROWS = sized((20_000, 5_000), (2_000, 2_000))
 EVERY = 100  # one of so many is broken
 KEYS = 50
 

@@ -1,11 +1,13 @@
 """Run cases in interleaved rounds, print a table of medians and ratios, write JSON.
 
 A case returns its rate in units a second (more is better). Peers run in the same process and the same round as we do,
-so a noisy machine hurts all alike: trust the ratios.
+so a noisy machine hurts all alike: trust the ratios. What is no rate beside a peer's (bytes, milliseconds, memory) is a
+`Figure`. Both go to `results/<title>.json`, from which bench/page.py makes docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -15,11 +17,36 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS_MIN = 3
+QUICK = os.environ.get("QUICK", "") not in ("", "0")  # sizes for five minutes in all: to see that everything runs
+PEERS = (
+    "chromadb",
+    "duckdb",
+    "faiss-cpu",
+    "hnswlib",
+    "lancedb",
+    "litequeue",
+    "lmdb",
+    "persist-queue",
+    "plyvel",
+    "pyarrow",
+    "pyspark",
+    "rocksdict",
+    "sqlite-vec",
+    "usearch",
+)
+
+T = TypeVar("T")
+
+
+def sized(full: T, quick: T) -> T:
+    """The size of a benchmark: the first, or the second with QUICK=1."""
+    return quick if QUICK else full
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +66,24 @@ class Goal:
     ours: str
     ratio: float
     gate: bool = False
+    peer: str = ""  # part of a peer's name, if one of several is meant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A number by itself: how much, and what it should be at most, or at least."""
+
+    name: str
+    value: float
+    unit: str
+    most: float | None = None
+    least: float | None = None
+    gate: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether it is within what was wanted; NaN is not."""
+        return (self.most is None or self.value <= self.most) and (self.least is None or self.value >= self.least)
 
 
 def rate(count: int, work: Callable[[], object]) -> float:
@@ -61,35 +106,86 @@ def folder() -> Iterator[str]:
 def run(title: str, cases: Sequence[Case], goals: Sequence[Goal] = (), *, rounds: int = ROUNDS_MIN) -> bool:
     """Measure, print, write `results/<title>.json`; whether every gate held."""
     figures: dict[str, list[float]] = {case.name: [] for case in cases}
-    for _ in range(max(rounds, ROUNDS_MIN)):
+    rounds = sized(max(rounds, ROUNDS_MIN), 1)
+    for _ in range(rounds):
         for case in cases:
             figures[case.name].append(case.run())
     medians = {name: statistics.median(values) for name, values in figures.items()}
-    print(f"\n{title}  ({max(rounds, ROUNDS_MIN)} interleaved rounds, medians)")
+    print(f"\n{title}  ({rounds} interleaved rounds, medians)")
     for case in cases:
         against = f"{medians[case.peer_of] / medians[case.name]:8.2f} x" if case.peer_of else ""
         print(f"  {case.name:<48} {medians[case.name]:>16,.1f} {case.unit:<10} {against}")
     held = [_judge(goal, cases, medians) for goal in goals]
-    RESULTS.mkdir(exist_ok=True)
-    report = {
-        "title": title,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "figures": figures,
-        "medians": medians,
-        "goals": [
-            {"ours": g.ours, "wanted": g.ratio, "gate": g.gate, "ratio": r}
-            for g, (r, _) in zip(goals, held, strict=True)
-        ],
-    }
-    (RESULTS / f"{title}.json").write_text(json.dumps(report, indent=1))
+    write(
+        title,
+        rounds=rounds,
+        cases=[{"name": case.name, "unit": case.unit, "peer_of": case.peer_of} for case in cases],
+        figures=figures,
+        medians=medians,
+        goals=[{**asdict(goal), "measured": ratio, "held": ok} for goal, (ratio, ok) in zip(goals, held, strict=True)],
+    )
     return all(ok or not goal.gate for goal, (_, ok) in zip(goals, held, strict=True))
 
 
 def _judge(goal: Goal, cases: Sequence[Case], medians: dict[str, float]) -> tuple[float, bool]:
-    best = max(medians[case.name] for case in cases if case.peer_of == goal.ours)
+    best = max(medians[case.name] for case in cases if case.peer_of == goal.ours and goal.peer in case.name)
     ratio = medians[goal.ours] / best
     held = ratio >= goal.ratio
     word = "gate" if goal.gate else "goal"
-    print(f"  {word}: {goal.ours} at least {goal.ratio} of the best peer: {ratio:.2f} {'held' if held else 'MISSED'}")
+    peer = goal.peer or "the best peer"
+    print(f"  {word}: {goal.ours} at least {goal.ratio:.3g} of {peer}: {ratio:.2f} {'held' if held else 'MISSED'}")
     return ratio, held
+
+
+def tell(title: str, figures: Sequence[Figure], **more: Any) -> bool:
+    """Print figures by themselves and write them to `results/<title>.json`; whether every gate held."""
+    print(f"\n{title}")
+    for figure in figures:
+        wanted = (
+            f"at most {figure.most:g}"
+            if figure.most is not None
+            else f"at least {figure.least:g}"
+            if figure.least
+            else ""
+        )
+        word = f"{'gate' if figure.gate else 'goal'}: {wanted}: {'held' if figure.held else 'MISSED'}" if wanted else ""
+        print(f"  {figure.name:<64} {figure.value:>16,.2f} {figure.unit:<8} {word}")
+    write(title, numbers=[{**asdict(figure), "held": figure.held} for figure in figures], **more)
+    return all(figure.held or not figure.gate for figure in figures)
+
+
+def write(title: str, **content: Any) -> None:
+    """Write `results/<title>.json`, with the machine and the versions."""
+    RESULTS.mkdir(exist_ok=True)
+    report = {"title": title, "quick": QUICK, "time": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), **content}
+    report["machine"] = machine()
+    (RESULTS / f"{title}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, and with which versions."""
+    versions = {}
+    for name in PEERS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": memory,
+        "load": round(os.getloadavg()[1], 1),  # of the last five minutes: above the cores, others were at work
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

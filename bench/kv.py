@@ -22,14 +22,14 @@ import plyvel
 import rocksdict
 
 import penstock
-from bench.harness import Case, Goal, folder, rate, run
+from bench.harness import Case, Goal, folder, rate, run, sized
 from penstock.kv.table import KvTable
 from penstock.store.store import Store
 
-ROWS = 1_000_000
-FEW = 250_000  # for peers that are only told beside the others
+ROWS = sized(1_000_000, 100_000)
+FEW = sized(250_000, 25_000)  # for peers that are only told beside the others
 MANY = 1_000
-GETS = 100_000
+GETS = sized(100_000, 20_000)
 WINDOW = 64
 MAP_BYTES = 4 << 30
 
@@ -446,7 +446,9 @@ def durable_cases() -> tuple[list[Case], list[Goal]]:
         Case(name="LevelDB, each synced", run=lambda: durable_leveldb(1, 1_500), peer_of=window),
     ]
     goals = [
+        Goal(ours=one, ratio=0.8, gate=True),
         Goal(ours=one, ratio=1.0),
+        Goal(ours=many, ratio=0.65, gate=True),
         Goal(ours=many, ratio=0.85),
         Goal(ours=others, ratio=2.0),
         Goal(ours=window, ratio=8.0),
@@ -456,9 +458,9 @@ def durable_cases() -> tuple[list[Case], list[Goal]]:
 
 def main() -> bool:
     held = run("kv", *put_cases())
-    run("kv-durable", *durable_cases())
+    held &= run("kv-durable", *durable_cases())
     with folder() as path, closing(Readers(path)) as readers:
-        run("kv-get", *get_cases(readers))
+        held &= run("kv-get", *get_cases(readers))
     return held
 
 

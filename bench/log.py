@@ -7,13 +7,13 @@ import random
 import sys
 import time
 
-from bench.harness import Case, Goal, folder, rate, run
+from bench.harness import Case, Goal, folder, rate, run, sized
 from penstock.host.os_files import OsFileSystem
 from penstock.log import Log, LogSettings
 
 LARGE = [random.Random(1).randbytes(100 << 10)] * 1
 SMALL = [random.Random(i).randbytes(100) for i in range(1000)]
-SEGMENTS = 10_000
+SEGMENTS = sized(10_000, 1_000)
 
 
 def open_log(path: str, **sizes: int) -> Log:

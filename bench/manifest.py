@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import lmdb
 
-from bench.harness import Case, Goal, folder, run
+from bench.harness import Case, Goal, folder, run, sized
 from penstock.manifest.jobs import JobQueue
 from penstock.manifest.keys import ChunkKey, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
@@ -29,7 +29,7 @@ COMMITS_PER_THREAD = 400  # about a second: starting 32 threads is not what is m
 COMMITS_PLAIN = 3_000  # about a second
 THREADS = 32
 GATE = "32 threads, one table"
-CHUNK_ROWS = 1_000_000
+CHUNK_ROWS = sized(1_000_000, 50_000)
 
 
 def chunk(db_id: int, chunk_id: int) -> ChunkEntryRecord:

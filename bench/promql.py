@@ -13,7 +13,6 @@ from __future__ import annotations
 import http.client
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -30,10 +29,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import penstock
-from bench.harness import RESULTS, folder
+from bench.harness import QUICK, Figure, folder, tell
 from bench.prometheus import field, free_port, label_fields, peer_binary, prometheus, serving
 
-QUICK = os.environ.get("QUICK", "") not in ("", "0")
 HOURS = 2 if QUICK else 24
 ROUNDS = 3 if QUICK else 5
 INSTANCES, JOBS = 100, 10
@@ -328,21 +326,30 @@ def main() -> bool:
             )
     median = statistics.median(row["ratio"] for row in report["queries"])
     wrong = [row["query"] for row in report["queries"] if row["difference"] is not None]
-    report |= {"median ratio": median, "gate": GATE}
-    for name in ("one series by HTTP, ms", "Prometheus, one series, ms", "one series embedded, ms"):
-        print(f"  {name:<48} {report[name]:>16,.2f}")
-    print(f"  {'remote write, samples/s':<48} {report['remote write, samples/s']:>16,.0f}")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "promql.json").write_text(json.dumps(report, indent=1))
-    held = median >= GATE and not wrong
-    print(f"  gate: median ratio at least {GATE}, same answers: {median:.2f} {'held' if held else 'MISSED'}")
-    for text, figure, goal in (
-        ("median ratio", median, GOAL),
-        ("remote write, samples/s", report["remote write, samples/s"], WRITE_GOAL),
-        ("one series, ms (at most)", -report["one series embedded, ms"], -ONE_SERIES_GOAL_MS),
-    ):
-        print(f"  goal: {text}: {abs(figure):,.2f} of {abs(goal):,.1f} {'reached' if figure >= goal else 'missed'}")
-    return held
+    typical = "twenty dashboard queries, the median of their speeds, of Prometheus'"
+    return tell(
+        "promql",
+        [
+            Figure(name=typical, value=median, unit="x", least=GATE, gate=True),
+            Figure(name=f"{typical} (goal)", value=median, unit="x", least=GOAL),
+            Figure(name="queries with another answer", value=len(wrong), unit="", most=0, gate=True),
+            Figure(
+                name="one series by HTTP",
+                value=report["one series by HTTP, ms"],
+                unit="ms",
+                most=ONE_SERIES_GOAL_MS,
+            ),
+            Figure(name="one series by HTTP: Prometheus", value=report["Prometheus, one series, ms"], unit="ms"),
+            Figure(name="one series, embedded", value=report["one series embedded, ms"], unit="ms"),
+            Figure(
+                name="remote write, durable, of series that were sent before",
+                value=report["remote write, samples/s"],
+                unit="/s",
+                least=WRITE_GOAL,
+            ),
+        ],
+        report=report,
+    )
 
 
 if __name__ == "__main__":

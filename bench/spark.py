@@ -32,13 +32,13 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 import penstock
 import penstock.spark
-from bench.harness import Case, Goal, folder, rate, run
+from bench.harness import Case, Goal, folder, rate, run, sized
 from penstock.lsm.compaction import LevelLimits
 from penstock.lsm.tree_settings import TreeSettings
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 
-ROWS = int(os.environ.get("BENCH_SPARK_ROWS", "5000000"))
+ROWS = int(os.environ.get("BENCH_SPARK_ROWS", sized("5000000", "200000")))
 LOADED = ROWS // 5  # rows of a bulk write
 RUNS = 8
 MERGED = ROWS // 5  # rows of all runs together

@@ -22,7 +22,7 @@ INTERRUPTED = 0 if "MAKELEVEL" in os.environ else 130  # make, which is interrup
 
 
 def stop_at_once(*_: object) -> None:
-    """End in one line: for an interrupt before there is anything to clean up, and after all of it."""
+    """End in one line: for an interrupt before there is anything to clean up."""
     os.write(1, b"\nstopped\n")
     os._exit(INTERRUPTED)
 
@@ -42,7 +42,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import penstock
-from examples import fingerprints, live, metrics, report
+from examples import fingerprints, live, metrics, questions, report
 from examples.accounting import CONSUMER, JOIN, READING, account, join, reasons
 from examples.fingerprints import OddDevice
 from examples.metrics import MetricsSummary
@@ -354,13 +354,16 @@ def work(run: Run, data: Path) -> int:
                 run.stage = "everything is counted"
                 measured, odd = metrics.summarize(store, run.spark_jobs), fingerprints.odd_devices(store)
                 after, reasons_after = account(store), reasons(store)
+                made, asked = questions.tables_made(store), questions.ask(store)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not stop the cleaning up
             raise
         finally:
             running.close()
     by_reason = {name: (reasons_before.get(name, 0), count) for name, count in reasons_after.items()}
-    return finish(run, before, after, by_reason=by_reason, joined=joined, measured=measured, odd=odd)
+    return finish(
+        run, before, after, by_reason=by_reason, joined=joined, measured=measured, odd=odd, made=made, asked=asked
+    )
 
 
 def stream_events(store: penstock.Store, run: Run, running: Query) -> None:
@@ -404,6 +407,8 @@ def finish(
     joined: list[dict[str, object]],
     measured: MetricsSummary,
     odd: list[OddDevice],
+    made: list[questions.TableMade],
+    asked: list[questions.Question],
 ) -> int:
     """Print what came of it, and write the report."""
     size = sum(path.stat().st_size for path in (run.folder / "tables").rglob("*") if path.is_file())
@@ -428,9 +433,11 @@ def finish(
         measured=measured,
         odd=odd,
         size_bytes=size,
+        built=made,
+        questions=asked,
     )
     print(f"\nA report with charts: {page}\nThree things to try on the same folder:")
-    print(f"  .venv/bin/penstock tables {run.folder}")
+    print(f"  {report.console_command(run)}")
     print(f"  .venv/bin/penstock scan {run.folder} totals --limit 5")
     print(f"  DATA={run.folder.parent} CHAOS=1 make run")
     return 1 if after["difference"] else 0
@@ -441,5 +448,5 @@ if __name__ == "__main__":
         query(sys.argv[2], sys.argv[3])
     else:
         code = main()
-        signal.signal(signal.SIGINT, stop_at_once)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python gives up its own handlers while it ends
         sys.exit(code)

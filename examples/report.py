@@ -3,44 +3,84 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from examples import fingerprints, metrics
+from examples import drawing, fingerprints, metrics
 from examples.fingerprints import OddDevice
 from examples.metrics import MetricsSummary
-from examples.run import Run, machine, percentile
-
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 200, 64, 24, 14
-BLUE, RED, GREY = "#0969da", "#cf222e", "#8c959f"
+from examples.questions import Question, TableMade
+from examples.run import MicroBatch, Run, machine, percentile
 
 PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>Penstock: every event accounted for</title>
 <style>
- body {{ font: 15px/1.55 system-ui, sans-serif; max-width: 760px; margin: 40px auto; padding: 0 16px; color: #1d2733; }}
- h1 {{ font-size: 24px; margin-bottom: 4px; }} h2 {{ font-size: 17px; margin: 36px 0 6px; }}
- .proof {{ font-size: 18px; background: {tint}; border-left: 4px solid {tone}; padding: 12px 16px; }}
- .about, .note {{ color: #57606a; font-size: 13px; }}
- table {{ border-collapse: collapse; margin: 8px 0; }} th {{ text-align: left; font-weight: 600; }}
+ :root {{ --bg: #f2f5f8; --card: #fff; --line: #dde5ec; --text: #14212c; --dim: #586c7b; --good: #0b8a56;
+  --bad: #c8323a;  --c1: #0877c2; --c2: #0d8f88; --c3: #c07000; --c4: #7a4fd0; --c5: #c93d78; }}
+ @media (prefers-color-scheme: dark) {{ :root {{ --bg: #0a1016; --card: #101921; --line: #213040; --text: #e1ebf2;
+  --dim: #8ba0b0; --good: #3ddc97; --bad: #ff7272; --c1: #45b8ff; --c2: #43d9d0; --c3: #ffb454; --c4: #b592ff;
+  --c5: #ff7fb0; }} }}
+ * {{ box-sizing: border-box; }}
+ body {{ font: 15px/1.55 system-ui, "DejaVu Sans", sans-serif; background: var(--bg); color: var(--text); margin: 0;
+  font-variant-numeric: tabular-nums; }}
+ main {{ max-width: 980px; margin: 0 auto; padding: 36px 18px 60px; }}
+ h1 {{ font-size: 27px; margin: 0 0 4px; letter-spacing: -.01em; }} h2 {{ font-size: 16px; margin: 0 0 10px; }}
+ section, .proof {{ background: var(--card); border: 1px solid var(--line); border-radius: 14px; padding: 18px 20px;
+  margin: 16px 0; overflow-x: auto; }}
+ .proof {{ font-size: 19px; font-weight: 600; border-left: 6px solid var(--tone); }}
+ .good {{ --tone: var(--good); }} .wrong {{ --tone: var(--bad); }}
+ .about, .note {{ color: var(--dim); font-size: 13px; margin: 6px 0 0; }}
+ .tiles {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 16px 0; }}
+ .tiles div {{ background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 12px 16px; }}
+ .tiles b {{ display: block; font-size: 24px; letter-spacing: -.01em; }}
+ .tiles span {{ color: var(--dim); font-size: 13px; }}
+ .two {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 16px; }}
+ .two section {{ margin: 0; min-width: 0; }}
+ table {{ border-collapse: collapse; }} th {{ text-align: left; font-weight: 600; color: var(--dim); font-size: 13px; }}
  td, th {{ padding: 4px 28px 4px 0; }} td + td, th + th {{ text-align: right; }}
- .sums tr:last-child td {{ border-top: 2px solid #1d2733; font-weight: 600; }}
- svg {{ background: #f6f8fa; width: 100%; height: auto; }} text {{ font-size: 11px; fill: #57606a; }}
- pre {{ background: #f6f8fa; padding: 12px; overflow-x: auto; font-size: 13px; }}
-</style>
+ .sums tr:last-child td {{ border-top: 2px solid var(--text); font-weight: 700; }}
+ svg {{ width: 100%; height: auto; display: block; }} text {{ font-size: 11px; fill: var(--dim); }}
+ .grid {{ stroke: var(--line); }} .kill, .killed {{ stroke: var(--bad); stroke-dasharray: 4 3; }}
+ .killed {{ fill: var(--bad); stroke: none; font-size: 12px; }}
+ .median {{ stroke: var(--text); stroke-dasharray: 3 3; }}
+ polyline {{ fill: none; stroke-width: 2; stroke: var(--k); }} rect {{ fill: var(--k); }}
+ .area {{ fill: var(--k); opacity: .14; }}
+ .c1 {{ --k: var(--c1); }} .c2 {{ --k: var(--c2); }} .c3 {{ --k: var(--c3); }} .c4 {{ --k: var(--c4); }}
+ .c5 {{ --k: var(--c5); }}
+ .legend {{ display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 13px; color: var(--dim); margin: 6px 0 0; }}
+ .legend i {{ display: inline-block; width: 10px; height: 10px; border-radius: 3px; background: var(--k);
+  margin-right: 7px; }}
+ .bars {{ list-style: none; margin: 0; padding: 0; }}
+ .bars li {{ display: grid; grid-template-columns: 110px 1fr 70px; align-items: center; gap: 10px; }}
+ .bars i {{ height: 16px; border-radius: 4px; background: var(--c1); opacity: .8; }} .bars b {{ text-align: right; }}
+ pre {{ background: var(--bg); border-radius: 8px; padding: 11px 13px; overflow-x: auto; font-size: 12.5px;
+  margin: 12px 0 0; }}
+ .kind {{ font-size: 12px; font-weight: 600; color: var(--c1); border: 1px solid; border-radius: 6px; padding: 0 7px;
+  margin-right: 8px; }}
+</style><main>
 <h1>Every event, accounted for</h1>
 <p class="about">{about}</p>
-<p class="proof">{proof}</p>
-{sums}
-<h2>Waiting to be read</h2>{backlog}
-<h2>Rows in each micro-batch</h2>{batches}
-<h2>From put to visible</h2>{latency}{waits}
-<h2>Dead letters</h2>{reasons}
-<h2>The fleet's metrics</h2>{measured}<pre>{query}</pre>
-<h2>Odd devices, by the distance of their fingerprint to its neighbours</h2>{odd}<pre>{nearest}</pre>
-<h2>Each high reading beside series, kv and vectors of its device, at one snapshot</h2>{joined}<pre>{sql}</pre>
-</html>
+<p class="proof {verdict}">{proof}</p>
+<div class="tiles">{tiles}</div>
+<section><h2>The accounting</h2>{sums}</section>
+<section><h2>What was built</h2>{built}</section>
+<section><h2>Events in, and committed by Spark</h2>{throughput}</section>
+<section><h2>Waiting to be read</h2>{backlog}</section>
+<section><h2>Micro-batches: as wide as they took, as high as their rows</h2>{batches}</section>
+<section><h2>From put to visible</h2>{latency}{waits}</section>
+<section><h2>Dead letters</h2>{reasons}</section>
+<div class="two">{questions}</div>
+<section><h2>The fleet's metrics</h2>{measured}<pre>{query}</pre></section>
+<section><h2>Odd devices, by the distance of their fingerprint to its neighbours</h2>{odd}<pre>{nearest}</pre></section>
+<section><h2>Each high reading beside series, kv and vectors of its device, at one snapshot</h2>{joined}
+<pre>{sql}</pre></section>
+<p class="about">The store is still there: <code>{console}</code> shows it in the browser.</p>
+</main></html>
 """
+TILES_MS = ((0.5, "median"), (0.99, "99 %"))
 
 
 def proved(run: Run, before: Mapping[str, int], after: Mapping[str, int]) -> str:
@@ -87,6 +127,8 @@ def write(
     measured: MetricsSummary,
     odd: Sequence[OddDevice],
     size_bytes: int,
+    built: Sequence[TableMade] = (),
+    questions: Sequence[Question] = (),
 ) -> Path:
     """Write the page beside the store; return its path."""
     again = bool(before["produced"])
@@ -95,17 +137,25 @@ def write(
     shares = [(name, f"{percentile(waits, share):,.0f} ms") for name, share in SHARES] if waits else []
     ok = not after["difference"]
     page = PAGE.format(
-        tint="#dafbe1" if ok else "#ffebe9",
-        tone="#1a7f37" if ok else RED,
+        verdict="good" if ok else "wrong",
+        tiles=_tiles(run, waits, size_bytes / max(1, after["produced"])),
+        built=_built(built),
+        throughput=drawing.lines(throughput(run), label="events a second", marks=run.kills) + _marks_note(run),
+        questions="".join(map(_question, questions)),
+        console=html.escape(console_command(run)),
         about=html.escape(
             f"{run.began}: {run.rate:,} events a second for {run.seconds:.0f} s, on {machine()}; the store is "
             f"{run.folder}, with {size_bytes / max(1, after['produced']):,.0f} bytes on disk for each event."
         ),
         proof=html.escape(proved(run, before, after)),
         sums=table(["", "before", "this run", "in all"] if again else ["", ""], sums(before, after), name="sums"),
-        backlog=chart([(sample.at_s, sample.backlog) for sample in run.samples], marks=run.kills) + _marks_note(run),
-        batches=chart([(batch.at_s, batch.rows) for batch in run.batches], marks=run.kills, bars=True),
-        latency=histogram(waits),
+        backlog=drawing.lines(
+            [drawing.Line("", [(sample.at_s, sample.backlog) for sample in run.samples])],
+            label="messages that wait to be read",
+            marks=run.kills,
+        ),
+        batches=drawing.time_bars(run.batches, label="micro-batches", marks=run.kills),
+        latency=drawing.histogram(waits, label="milliseconds from put to visible"),
         waits=table(["", ""], shares)
         + note(f"{len(waits):,} readings while Spark was up. {len(starting):,} more waited for Spark to start."),
         reasons=_reasons(reasons, again=again),
@@ -128,6 +178,61 @@ def write(
 SHARES = (("median", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("longest", 1.0))
 
 
+def console_command(run: Run) -> str:
+    """The command that shows the store of a run in the browser."""
+    return f".venv/bin/penstock console {run.folder}"
+
+
+def throughput(run: Run) -> list[drawing.Line]:
+    """Events in and events committed, a second, over time."""
+    spaced = run.samples[:1]
+    for sample in run.samples:
+        if sample.at_s >= spaced[-1].at_s + 0.95:  # a second apart
+            spaced.append(sample)
+    into, out = list[tuple[float, float]](), list[tuple[float, float]]()
+    for before, now in itertools.pairwise(spaced):
+        took = now.at_s - before.at_s or 1.0
+        into.append((now.at_s, (now.produced - before.produced) / took))
+        out.append((now.at_s, sum(_share(batch, before.at_s, now.at_s) for batch in run.batches) / took))
+    return [drawing.Line("in", into), drawing.Line("committed", out)]
+
+
+def _share(batch: MicroBatch, start_s: float, end_s: float) -> float:
+    """The rows of a micro-batch that fall into a time, if it worked evenly."""
+    took_s = max(batch.ms / 1e3, 1e-3)
+    inside = min(end_s, batch.at_s) - max(start_s, batch.at_s - took_s)
+    return batch.rows * max(0.0, inside) / took_s
+
+
+def _tiles(run: Run, waits: Sequence[float], bytes_each: float) -> str:
+    longest = max((sample.backlog for sample in run.samples), default=0)
+    tiles = [
+        (f"{run.produced:,}", "events came in"),
+        (f"{len(run.batches):,}", "micro-batches"),
+        *((f"{percentile(waits, share):,.0f} ms", f"put to visible, {name}") for share, name in TILES_MS if waits),
+        (f"{longest:,}", "waiting at most"),
+        (f"{len(run.kills)}", "kills survived"),
+        (f"{bytes_each:,.0f} B", "on disk for each event"),
+    ]
+    return "".join(f"<div><b>{html.escape(figure)}</b><span>{html.escape(name)}</span></div>" for figure, name in tiles)
+
+
+def _built(built: Sequence[TableMade]) -> str:
+    if not built:
+        return note("One store: queue, kv, series and vector tables, filled by one commit for each micro-batch.")
+    rows = [[one.name, one.kind, one.rows, f"{one.file_bytes / 1e6:,.1f} MB"] for one in built]
+    return table(["table", "kind", "rows", "in files"], rows) + note(
+        "One store, one journal: each micro-batch writes to these tables and moves its position, in one commit."
+    )
+
+
+def _question(one: Question) -> str:
+    return (
+        f'<section><h2><span class="kind">{html.escape(one.kind)}</span>{html.escape(one.title)}</h2>{one.answer}'
+        f"<pre>{html.escape(one.code)}</pre></section>"
+    )
+
+
 def _reasons(reasons: Mapping[str, tuple[int, int]], *, again: bool) -> str:
     """Dead letters by reason: before this run and in all."""
     if not reasons:
@@ -146,7 +251,7 @@ def _measured(measured: MetricsSummary) -> str:
 
 
 def _marks_note(run: Run) -> str:
-    return note("Red lines: the query was killed and its checkpoint deleted.") if run.kills else ""
+    return note("Red marks: the query was killed and its checkpoint deleted.") if run.kills else ""
 
 
 def note(text: str) -> str:
@@ -162,56 +267,3 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], name: str = "
     head = "".join(f"<th>{html.escape(title)}</th>" for title in header) if any(header) else ""
     body = "".join("<tr>" + "".join(f"<td>{cell(value)}</td>" for value in row) + "</tr>" for row in rows)
     return f'<table class="{name}"><tr>{head}</tr>{body}</table>'
-
-
-def histogram(values: Sequence[float], columns: int = 36) -> str:
-    """How many values lie in each of equal steps, up to the 99th percentile."""
-    if not values:
-        return note("There are too few points for a chart.")
-    most = percentile(values, 0.99) or 1.0
-    counts = [0] * columns
-    for value in values:
-        if value <= most:
-            counts[min(columns - 1, int(value / most * columns))] += 1
-    points = [((column + 0.5) * most / columns, count) for column, count in enumerate(counts)]
-    return chart(points, bars=True, unit="ms", right=most)
-
-
-def chart(
-    points: Sequence[tuple[float, float]],
-    *,
-    marks: Sequence[float] = (),
-    bars: bool = False,
-    unit: str = "s",
-    right: float | None = None,
-) -> str:
-    """A line through points, or a bar for each, with its extremes written beside it."""
-    if len(points) < (1 if bars else 2):
-        return note("There are too few points for a chart.")
-    right, top = right or max(x for x, _ in points) or 1.0, max(y for _, y in points) or 1.0
-    base = HEIGHT - BOTTOM
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return LEFT + x / right * (WIDTH - LEFT - 10), base - y / top * (base - TOP)
-
-    drawn = [place(x, y) for x, y in points]
-    if bars:
-        width = max(1.5, (WIDTH - LEFT) / len(points) * 0.7)
-        shape = "".join(
-            f'<rect x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{base - y:.1f}" fill="{BLUE}"/>'
-            for x, y in drawn
-        )
-    else:
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
-        shape = f'<polyline points="{line}" fill="none" stroke="{BLUE}" stroke-width="1.5"/>'
-    killed = "".join(
-        f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{base}" stroke="{RED}" stroke-dasharray="3 3"/>'
-        for x, _ in (place(mark, 0) for mark in marks)
-    )
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{killed}{shape}'
-        f'<line x1="{LEFT}" y1="{base}" x2="{WIDTH - 10}" y2="{base}" stroke="{GREY}"/>'
-        f'<text x="4" y="{TOP + 8}">{top:,.0f}</text><text x="4" y="{base}">0</text>'
-        f'<text x="{LEFT}" y="{HEIGHT - 6}">0 {unit}</text>'
-        f'<text x="{WIDTH - 70}" y="{HEIGHT - 6}">{right:,.0f} {unit}</text></svg>'
-    )

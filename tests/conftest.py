@@ -12,11 +12,14 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,67 @@ TESTS = Path(__file__).parent
 # A process reads the kinds of other packages once: the toy kind's package must be there before the first test asks.
 sys.path.append(str(TESTS / "contract" / "accounts_package"))
 IN_MEMORY, FREE_BYTES_MIN = "/dev/shm", 8 << 30
-ON_DISK = ("contract/test_file_system.py", "unit/host/", "crash/test_store_kill.py", "crash/test_queue_kill.py")
-SLOWEST_FIRST = ("spark/", "cluster/", "crash/", "model/", "unit/client/", "unit/server/", "unit/scheduler/")
+KILLED = ("backup_crashes", "manifest_kill", "queue_kill", "rollup_kill", "store_kill", "tree_kill")
+ON_DISK = (
+    "contract/test_file_system.py",
+    "unit/host/",
+    "cluster/test_cluster_faults.py",
+    *(f"crash/test_{name}.py" for name in KILLED),
+)
+# An owner's sockets are in its folder where the path is short enough; these look at them there.
+SHORT_PATHS = ("unit/test_store_folder.py", "unit/test_store_forks.py")
+SLOWEST_FIRST = (
+    "spark/",
+    "cluster/",
+    "crash/",
+    "model/",
+    "unit/client/",
+    "unit/server/",
+    "unit/vector/",
+    "unit/test_",
+    "unit/queue/",
+    "unit/scheduler/",
+)
+
+
+_USED_BEFORE = pytest.StashKey[float]()
+_cpu_s: Counter[str] = Counter()  # of each file; filled where reports are printed
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu", action="store_true", help="print the files of tests that took the most CPU time")
+
+
+def cpu_s() -> float:
+    """The CPU time of this process and of those that it waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_USED_BEFORE] = cpu_s()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    item.user_properties.append(("cpu_s", cpu_s() - item.stash[_USED_BEFORE]))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        used: Any = dict(report.user_properties).get("cpu_s", 0.0)
+        _cpu_s[report.nodeid.partition("::")[0]] += used
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """With `--cpu`: how long a run takes on idle cores, and where to make it shorter, however busy these are now."""
+    if config.option.cpu:
+        terminalreporter.section(
+            f"{sum(_cpu_s.values()):.0f} s of CPU time, without processes that outlive their tests"
+        )
+        for name, used_s in _cpu_s.most_common(25):
+            terminalreporter.write_line(f"{used_s:7.1f} s  {name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,7 +102,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """pytest's own, or a folder on the disk."""
+    """pytest's own, or a folder on the disk, or one with a short path."""
+    if _name(request.node).startswith(SHORT_PATHS):
+        with tempfile.TemporaryDirectory(prefix="p-") as folder:
+            yield Path(folder)
+        return
     if not _name(request.node).startswith(ON_DISK) or IN_MEMORY not in str(tmp_path):
         yield tmp_path
         return
@@ -99,5 +165,6 @@ def path(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "store"
     yield folder
     for pid in owners(folder):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended by itself meanwhile
+            os.kill(pid, signal.SIGKILL)
     until(lambda: not owners(folder))

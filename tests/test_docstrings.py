@@ -65,7 +65,7 @@ def test_an_example_runs(name: str, public: Any, tmp_path: Path, monkeypatch: py
         make_certificates(str(tmp_path), ["localhost"], 1)
         token = hashlib.sha256(b"change-me").hexdigest()
         Path("tokens.toml").write_text(f'[tokens.me]\nsha256 = "{token}"\nrights = {{ "*" = "admin" }}\n')
-    with penstock.open("store") as store:
+    with penstock.open("store", archive=f"file://{tmp_path}/archive") as store:
         store.kv("users").put(b"ada", b"1815")
         store.queue("events").put(b"hello", key=b"ada", durable=True)
         names["store"] = store

@@ -19,16 +19,19 @@ ROOT = Path(__file__).parents[1]
 
 PUBLIC = {
     "penstock": """
-        Acknowledgement AggregateFunction ArrowSource BackupReport Cardinality ChangeFeed ChangeOptions
-        CheckReport CheckpointReport CheckpointSettings
-        CollectionSettings CompactionReport Consumer ConsumerPosition ConsumerSettings ConsumerSummary CopyProgress
-        DecimalType DispatcherSettings Durability Epoch FileDamage Hit Json KvReader KvRow KvStatistics KvTable
-        LeasedMessage LoadReport LogSettings Message Metric MetricMetadata PartitionStatistics Position PreparedLoad
-        QueueSettings QueueTable QueueTotals QueueView RemoteSnapshot RemoteStore RestoreReport Retention Rollup
-        SalvageReport SeriesOptions SeriesReader SeriesStatistics SeriesTable ShardBounds StagedFile Store StoreBatch
-        StoreSettings StoreSnapshot StoreStatistics StoreSubscription StoreView StructType TextKvReader TextKvTable
-        Trouble ValueType VectorReader VectorRecord VectorStatistics VectorTable WriteStage
-        __version__ check_backup connect errors open restore salvage serve_tcp union_items union_of
+        Acknowledgement AggregateFunction ArchivePolicy ArchiveReport ArchiveSettings ArrowSource BackupReport
+        Cardinality ChangeFeed ChangeOptions CheckReport CheckpointReport CheckpointSettings ChunkSummary Codec
+        CollectionSettings CompactionReport CompressionConfig Consumer ConsumerPosition ConsumerSettings
+        ConsumerSummary CopyProgress DecimalType DispatcherSettings Durability EncryptionConfig Epoch EvictReport
+        FileDamage Hit JobGate JobSettings JobSummary Json Keys KvReader KvRow KvStatistics KvTable LeasedMessage
+        LoadReport LogSettings ManifestSettings Message Metric MetricMetadata PartitionStatistics Position
+        PreparedLoad QueueSettings QueueTable QueueTotals QueueView ReattachReport RemoteSnapshot RemoteStore
+        RestoreReport Retention RetentionPolicy Rollup RotationReport SalvageReport SchedulerSettings SeriesOptions
+        SeriesReader SeriesStatistics SeriesTable ShardBounds ShardProgress StagedFile StorageOptions Store StoreBatch
+        StoreSettings StoreSnapshot StoreStatistics StoreSubscription StoreView StructType TableDescription
+        TextKvReader TextKvTable Trouble ValueType VectorReader VectorRecord VectorStatistics VectorTable VerifyReport
+        WriteStage __version__ check_backup connect errors open open_telemetry reattach restore restore_manifest
+        salvage serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncMetrics AsyncQueueTable AsyncQueueView
@@ -36,18 +39,18 @@ PUBLIC = {
         AsyncVectorReader AsyncVectorTable connect open
     """,
     "penstock.errors": """
-        Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull FixTheCall GateShut
-        Invalid KindMismatch LeaseLost Lost ManifestCorrupted ManifestFull ManifestNotFound NotFound
-        NotLeader OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict ProcessLimit ReadOnly Reopen
-        Restore RetryLater StoreLocked StreamFailed TokenTooOld UniqueJobAlreadyPending UnsupportedManifestVersion
-        UnsupportedVersion WaitExpired
+        ArchiveUnavailable Backpressure Closed CommitFailed ConditionFailed CorruptionError DiskFailed DiskFull
+        FixTheCall GateShut Invalid KeyMissing KindMismatch LeaseLost Lost ManifestCorrupted ManifestFull
+        ManifestNotFound NotFound NotLeader OutcomeUnknown PartitionPaused PenstockError Poisoned PositionConflict
+        ProcessLimit ReadOnly Reopen Restore RetryLater StoreLocked StreamFailed TableDraining TokenTooOld
+        UniqueJobAlreadyPending UnsupportedManifestVersion UnsupportedVersion WaitExpired WrongKey
     """,
     "penstock.spark": """
         Committed Damage StreamProgress caught_up commit dead_letter_payload export maintain progress promql register
         search session stream verify views wait
     """,
     "penstock.testing": """
-        CrashReport FakeClock Fault Faults History Scenario SimulatedDisk Violation explore
+        CrashReport FakeClock Fault Faults History Scenario SearchBudget SimulatedDisk Violation explore
     """,
 }
 
@@ -150,6 +153,15 @@ def test_importing_penstock_is_cheap() -> None:
     code = (
         "import sys, penstock, penstock.errors; print(*(n for n in ('pyarrow', 'lmdb', 'numpy') if n in sys.modules))"
     )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == ""
+
+
+def test_a_client_does_not_import_the_owner() -> None:
+    """Every process of Spark and of the command connects, and starts the sooner."""
+    owners = ("penstock.store.store", "penstock.store.opening", "penstock.store.backup", "penstock.store.flusher")
+    heavy = ("pyarrow.compute", "numpy.typing", "pandas")
+    code = f"import sys, penstock; penstock.connect; print(*(n for n in {owners + heavy} if n in sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == ""
 

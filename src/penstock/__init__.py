@@ -20,7 +20,7 @@ journal; docs/architecture.md draws its way.
     replica        Raft: the journal on several machines, by quorum
     journal        one log for the whole store, one fsync
     lsm            memtable, sstable, levels
-    archive        the container that holds the bytes of a file
+    archive        the container that holds the bytes of a file; object stores
     scheduler      background tasks, engines, the runner of durable jobs
     manifest       LMDB: which files are live, how far each partition is stored, which jobs are due
     log            append-only files of records
@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import errors
+    from penstock.archive.master_keys import Keys
     from penstock.arguments import ArrowSource
     from penstock.client.connect import connect
     from penstock.client.store import RemoteSnapshot, RemoteStore
@@ -56,32 +57,54 @@ if TYPE_CHECKING:
     from penstock.lsm.collection import CollectionSettings
     from penstock.lsm.manual_compaction import CompactionReport
     from penstock.lsm.operators import union_items, union_of
+    from penstock.manifest.jobs import JobSettings
+    from penstock.manifest.records import ArchivePolicy, Codec, CompressionConfig, EncryptionConfig, RetentionPolicy
+    from penstock.manifest.settings import ManifestSettings
     from penstock.partition.admission import DispatcherSettings
     from penstock.partition.aside import Trouble
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
     from penstock.partition.reference import StagedFile
+    from penstock.partition.storage_options import StorageOptions
     from penstock.queue.calls import ConsumerPosition, ConsumerSummary, LeasedMessage, QueueTotals, ShardBounds
     from penstock.queue.chain import QueueSettings
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
     from penstock.queue.table import Message, Position, QueueTable, QueueView
+    from penstock.scheduler.scheduler import SchedulerSettings
     from penstock.series.options import Rollup, SeriesOptions
     from penstock.series.reader import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics
     from penstock.series.section import MetricMetadata
     from penstock.series.table import SeriesTable
-    from penstock.server.backups import check_backup, restore, salvage
+    from penstock.server.backups import check_backup, restore, restore_manifest, salvage
     from penstock.server.opening import open  # noqa: A004 - penstock.open reads well
+    from penstock.server.reattaching import reattach
     from penstock.server.tcp import serve_tcp
-    from penstock.store.backup import BackupReport
+    from penstock.store.archive_settings import (
+        ArchiveReport,
+        ArchiveSettings,
+        EvictReport,
+        VerifyReport,
+    )
     from penstock.store.backup_folder import CopyProgress
     from penstock.store.batch import StoreBatch
-    from penstock.store.check import CheckReport
     from penstock.store.loading import LoadReport, PreparedLoad
-    from penstock.store.restore import FileDamage, RestoreReport
+    from penstock.store.open_telemetry import open_telemetry
+    from penstock.store.reattach import ReattachReport
+    from penstock.store.reports import (
+        BackupReport,
+        CheckReport,
+        ChunkSummary,
+        FileDamage,
+        JobSummary,
+        PartitionStatistics,
+        RotationReport,
+        StoreStatistics,
+    )
+    from penstock.store.restore import RestoreReport
     from penstock.store.salvage import SalvageReport
     from penstock.store.settings import StoreSettings
-    from penstock.store.statistics import PartitionStatistics, StoreStatistics
     from penstock.store.store import Store
+    from penstock.store.table_description import JobGate, ShardProgress, TableDescription
     from penstock.store.tables import StoreSnapshot
     from penstock.store.tracing import WriteStage
     from penstock.store.views import StoreSubscription, StoreView
@@ -98,16 +121,22 @@ _MODULES = ("aio", "errors", "spark", "testing")  # public modules, imported on 
 _HOMES = {
     "Acknowledgement": "coordinator.protocols",
     "AggregateFunction": "series.reader",
+    "ArchivePolicy": "manifest.records",
+    "ArchiveReport": "store.archive_settings",
+    "ArchiveSettings": "store.archive_settings",
     "ArrowSource": "arguments",
-    "BackupReport": "store.backup",
+    "BackupReport": "store.reports",
     "Cardinality": "series.reader",
     "ChangeFeed": "kinds.change_reading",
     "ChangeOptions": "kinds.changes",
-    "CheckReport": "store.check",
+    "CheckReport": "store.reports",
     "CheckpointReport": "partition.checkpoint",
     "CheckpointSettings": "partition.checkpoint",
+    "ChunkSummary": "store.reports",
+    "Codec": "manifest.records",
     "CollectionSettings": "lsm.collection",
     "CompactionReport": "lsm.manual_compaction",
+    "CompressionConfig": "manifest.records",
     "Consumer": "queue.consumer",
     "ConsumerPosition": "queue.calls",
     "ConsumerSettings": "queue.consumer",
@@ -116,10 +145,16 @@ _HOMES = {
     "DecimalType": "kv.values",
     "DispatcherSettings": "partition.admission",
     "Durability": "coordinator.protocols",
+    "EncryptionConfig": "manifest.records",
     "Epoch": "coordinator.protocols",
-    "FileDamage": "store.restore",
+    "EvictReport": "store.archive_settings",
+    "FileDamage": "store.reports",
     "Hit": "vector.searching",
+    "JobGate": "store.table_description",
+    "JobSettings": "manifest.jobs",
+    "JobSummary": "store.reports",
     "Json": "kv.values",
+    "Keys": "archive.master_keys",
     "KvReader": "kv.table",
     "KvRow": "kv.table",
     "KvStatistics": "kv.queries",
@@ -127,36 +162,44 @@ _HOMES = {
     "LeasedMessage": "queue.calls",
     "LoadReport": "store.loading",
     "LogSettings": "log.settings",
+    "ManifestSettings": "manifest.settings",
     "Message": "queue.table",
     "Metric": "vector.options",
     "MetricMetadata": "series.section",
-    "PartitionStatistics": "store.statistics",
+    "PartitionStatistics": "store.reports",
     "Position": "queue.table",
     "PreparedLoad": "store.loading",
     "QueueSettings": "queue.chain",
     "QueueTable": "queue.table",
     "QueueTotals": "queue.calls",
     "QueueView": "queue.table",
+    "ReattachReport": "store.reattach",
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",
     "RestoreReport": "store.restore",
     "Retention": "queue.options",
+    "RetentionPolicy": "manifest.records",
     "Rollup": "series.options",
+    "RotationReport": "store.reports",
     "SalvageReport": "store.salvage",
+    "SchedulerSettings": "scheduler.scheduler",
     "SeriesOptions": "series.options",
     "SeriesReader": "series.reader",
     "SeriesStatistics": "series.reader",
     "SeriesTable": "series.table",
     "ShardBounds": "queue.calls",
+    "ShardProgress": "store.table_description",
     "StagedFile": "partition.reference",
+    "StorageOptions": "partition.storage_options",
     "Store": "store.store",
     "StoreBatch": "store.batch",
     "StoreSettings": "store.settings",
     "StoreSnapshot": "store.tables",
-    "StoreStatistics": "store.statistics",
+    "StoreStatistics": "store.reports",
     "StoreSubscription": "store.views",
     "StoreView": "store.views",
     "StructType": "kv.values",
+    "TableDescription": "store.table_description",
     "TextKvReader": "kv.text_keys",
     "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
@@ -165,11 +208,15 @@ _HOMES = {
     "VectorRecord": "vector.reader",
     "VectorStatistics": "vector.reader",
     "VectorTable": "vector.table",
+    "VerifyReport": "store.archive_settings",
     "WriteStage": "store.tracing",
     "check_backup": "server.backups",
     "connect": "client.connect",
     "open": "server.opening",
+    "open_telemetry": "store.open_telemetry",
+    "reattach": "server.reattaching",
     "restore": "server.backups",
+    "restore_manifest": "server.backups",
     "salvage": "server.backups",
     "serve_tcp": "server.tcp",
     "union_items": "lsm.operators",
@@ -179,6 +226,9 @@ _HOMES = {
 __all__ = [
     "Acknowledgement",
     "AggregateFunction",
+    "ArchivePolicy",
+    "ArchiveReport",
+    "ArchiveSettings",
     "ArrowSource",
     "BackupReport",
     "Cardinality",
@@ -187,8 +237,11 @@ __all__ = [
     "CheckReport",
     "CheckpointReport",
     "CheckpointSettings",
+    "ChunkSummary",
+    "Codec",
     "CollectionSettings",
     "CompactionReport",
+    "CompressionConfig",
     "Consumer",
     "ConsumerPosition",
     "ConsumerSettings",
@@ -197,10 +250,16 @@ __all__ = [
     "DecimalType",
     "DispatcherSettings",
     "Durability",
+    "EncryptionConfig",
     "Epoch",
+    "EvictReport",
     "FileDamage",
     "Hit",
+    "JobGate",
+    "JobSettings",
+    "JobSummary",
     "Json",
+    "Keys",
     "KvReader",
     "KvRow",
     "KvStatistics",
@@ -208,6 +267,7 @@ __all__ = [
     "LeasedMessage",
     "LoadReport",
     "LogSettings",
+    "ManifestSettings",
     "Message",
     "Metric",
     "MetricMetadata",
@@ -218,18 +278,24 @@ __all__ = [
     "QueueTable",
     "QueueTotals",
     "QueueView",
+    "ReattachReport",
     "RemoteSnapshot",
     "RemoteStore",
     "RestoreReport",
     "Retention",
+    "RetentionPolicy",
     "Rollup",
+    "RotationReport",
     "SalvageReport",
+    "SchedulerSettings",
     "SeriesOptions",
     "SeriesReader",
     "SeriesStatistics",
     "SeriesTable",
     "ShardBounds",
+    "ShardProgress",
     "StagedFile",
+    "StorageOptions",
     "Store",
     "StoreBatch",
     "StoreSettings",
@@ -238,6 +304,7 @@ __all__ = [
     "StoreSubscription",
     "StoreView",
     "StructType",
+    "TableDescription",
     "TextKvReader",
     "TextKvTable",
     "Trouble",
@@ -246,13 +313,17 @@ __all__ = [
     "VectorRecord",
     "VectorStatistics",
     "VectorTable",
+    "VerifyReport",
     "WriteStage",
     "__version__",
     "check_backup",
     "connect",
     "errors",
     "open",
+    "open_telemetry",
+    "reattach",
     "restore",
+    "restore_manifest",
     "salvage",
     "serve_tcp",
     "union_items",

@@ -7,6 +7,7 @@
     │   ├── ProcessLimit      no descriptor or mapping is left; nothing was changed; close some, or raise the limit
     │   ├── DiskFailed        an operation on a file failed; see its __cause__, and check the disk
     │   ├── ManifestFull      the manifest is at its size limit; reads and deletes go on
+    │   ├── ArchiveUnavailable  the object store of the archive does not answer, or refuses; nothing was changed
     │   ├── CommitFailed      a commit of the manifest failed as a whole
     │   ├── OutcomeUnknown    it may have happened or not: check, or repeat it with the same token
     │   ├── NotLeader         this member of a cluster takes no writes; nothing was written
@@ -19,6 +20,9 @@
     │   ├── KindMismatch      the table is of another kind or shape
     │   ├── TokenTooOld       the token is below the window of its producer: it may have been used or not
     │   ├── ReadOnly          the store was opened to be read only; nothing was written
+    │   ├── TableDraining     the table takes no new rows (`store.drain`); nothing was written
+    │   ├── KeyMissing        the store is encrypted, and a key was not given: open it with `keys=`
+    │   ├── WrongKey          a key was given, but not the one that the store was encrypted with
     │   ├── LeaseLost         the lease has ended, and the work may be another worker's
     │   ├── PositionConflict  another writer moved the consumer; nothing was written
     │   ├── ConditionFailed   another writer changed the row (`if_lsn`, `if_absent`); nothing was written
@@ -108,6 +112,10 @@ class ManifestFull(RetryLater):
     """The manifest reached its size limit; delete something or raise the limit."""
 
 
+class ArchiveUnavailable(RetryLater):
+    """The object store of the archive did not answer within the deadline, or refused; nothing was changed."""
+
+
 class CommitFailed(RetryLater):
     """A commit of the manifest failed as a whole; see its __cause__."""
 
@@ -167,6 +175,18 @@ class TokenTooOld(FixTheCall):
 
 class ReadOnly(FixTheCall):
     """The store was opened with `read_only=True`, so it takes no writes."""
+
+
+class TableDraining(FixTheCall):
+    """The table is being drained: it takes no new rows. Nothing was written; write elsewhere, or reactivate it."""
+
+
+class KeyMissing(FixTheCall, LookupError):
+    """Encrypted bytes cannot be read or written, because their master key was not given (or not this version of it)."""
+
+
+class WrongKey(FixTheCall):
+    """A master key was given that is not the one with this version that the store was encrypted with."""
 
 
 class LeaseLost(FixTheCall):

@@ -1,7 +1,8 @@
 """Change feeds as streams: their offsets, the positions of their consumers, and their upkeep in the owner.
 
 A feed is streamed by LSN: an offset is the LSN of the next commit of a shard, so that a batch holds whole commits. The
-positions of its consumers are rows of the ledger, and move by the conditions of streamed queues.
+positions of its consumers are rows of the ledger, and move by the conditions of streamed queues. In the feed of a queue
+they have the numbers of shards plus COMPANION, beside the consumers of its messages.
 
 Thread: any.
 """
@@ -17,9 +18,10 @@ import msgspec
 from penstock.arguments import text
 from penstock.errors import Closed, Invalid, PenstockError
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import Kind, Port, Streamable, StreamColumns, TreeMachine, as_streamable, partitions_of
-from penstock.kinds.change_reading import BOUNDS, LSN_MAX, SIZES, as_changing, encode_request, has_feed
-from penstock.kinds.changes import CHANGES, Changing, feed_schema
+from penstock.kinds import Kind, Port, Streamable, StreamColumns, as_streamable, partitions_of
+from penstock.kinds.change_reading import BOUNDS, LSN_MAX, SIZES, as_changing, encode_request, has_feed, no_feed
+from penstock.kinds.changes import CHANGES, Changing, FeedKeeping, feed_schema
+from penstock.lsm.maintenance import COMPANION
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.queue.positions import FORGET, MOVE, SEEK, Move, argument, read_row
@@ -30,14 +32,19 @@ START_BYTES_MAX = 1 << 20
 NOTHING_BYTES = 64  # what a section that changes nothing counts for
 
 
-def stream_of(info: TableInfo) -> Streamable:
-    """Return what can be streamed from a table: its rows, or its change feed; `KindMismatch` if neither can."""
+def stream_of(info: TableInfo, *, changes: bool = False) -> Streamable:
+    """Return what can be streamed from a table: its rows, or its change feed; `KindMismatch` if neither can.
+
+    `changes`: its feed, also if its rows can be streamed.
+    """
     kind = kind_named(info.kind, info.name)
-    if isinstance(kind, Streamable):
+    if isinstance(kind, Streamable) and not changes:
         return kind
     if isinstance(kind, Changing):
         as_changing(kind, info)
-        return FeedStream()
+        return FeedStream(COMPANION if isinstance(kind, Streamable) else 0)
+    if changes:
+        raise no_feed(info)
     return as_streamable(kind, info)
 
 
@@ -62,14 +69,18 @@ class FeedStream(Streamable):
 
     columns = StreamColumns("_shard", "_commit_version", payload="")
 
+    def __init__(self, row_shards: int = 0) -> None:
+        self._row_shards = row_shards  # what is added to the number of a shard in the rows of consumers
+
     def source(self, port: Port, info: TableInfo) -> FeedSource:
-        return FeedSource(port, info)
+        return FeedSource(port, info, self._row_shards)
 
     def sequence_key(self, sequence: int) -> bytes:
         return sequence.to_bytes(8, "big")
 
     def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
-        return MOVE, argument(info.table_id, Move(consumer, list(ranges)))
+        rows = [(self._row_shards + shard, start, end) for shard, start, end in ranges]
+        return MOVE, argument(info.table_id, Move(consumer, rows))
 
     def range_query(self, ranges: Sequence[tuple[int, int, int]], *, skip: bool) -> tuple[str, bytes]:
         """Return the query that reads the commits [start, end) of each (shard, start, end), and its argument."""
@@ -86,9 +97,10 @@ class _LedgerReading(Protocol):
 class FeedSource:
     """The offsets of a change feed. Positions of consumers are known to the owner's port only."""
 
-    def __init__(self, port: Port, info: TableInfo) -> None:
+    def __init__(self, port: Port, info: TableInfo, row_shards: int) -> None:
         self._port = port
         self._info = info
+        self._row_shards = row_shards
 
     def offsets(self, start: str) -> dict[int, int]:
         """Return the LSN to begin with, for each shard, from the text of an option."""
@@ -117,7 +129,8 @@ class FeedSource:
     def _position(self, consumer: str, first: dict[int, int]) -> dict[int, int]:
         if not isinstance(self._port, _LedgerReading):
             raise Invalid("the position of a consumer is known to the owner of the store: ask it to plan the batch")
-        rows = {shard: read_row(self._port.ledger_row, self._info.table_id, shard, consumer) for shard in first}
+        read, table, add = self._port.ledger_row, self._info.table_id, self._row_shards
+        rows = {shard: read_row(read, table, add + shard, consumer) for shard in first}
         return {shard: first[shard] if row is None else row.floor for shard, row in rows.items()}
 
     def advance(self, start: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
@@ -164,8 +177,8 @@ def maintain_feeds(
                 shard = machine(partition)
                 if shard is None:
                     continue
-                assert isinstance(shard, TreeMachine)
-                if shard.feed is not None and shard.feed.maintain(time_us(), shard.tree.time_us):
+                assert isinstance(shard, FeedKeeping)
+                if shard.maintain_feed(time_us()):
                     group = PendingGroup()
                     group.sections[partition] = kind.nothing()
                     submit(group, NOTHING_BYTES)

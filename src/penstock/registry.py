@@ -28,6 +28,7 @@ from penstock.host import threads
 from penstock.kinds import Kind, RowConditional
 from penstock.kv.kind import KvKind
 from penstock.partition.ledger import KindCondition, TableInfo
+from penstock.partition.storage_options import check_change, check_storage
 from penstock.queue.kind import QueueKind
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def check_shards(shards: Any) -> int:
     return whole(shards, "the number of shards", 1, SHARDS_MAX)
 
 
-def check_create(name: Any, kind: Any, shards: Any, options: Any) -> None:
+def check_create(name: Any, kind: Any, shards: Any, options: Any, storage: Any = b"") -> None:
     """Raise `Invalid` if a table cannot be created like this. Every request to create a table is checked here.
 
     The ledger can decode a table that passes at every replay, and all its shards can be opened.
@@ -152,6 +153,7 @@ def check_create(name: Any, kind: Any, shards: Any, options: Any) -> None:
     if known_kind is None:
         raise Invalid(f"there is no kind {in_short(kind)}")
     known_kind.check_options(options)
+    known_kind.check_retention(check_storage(storage).retention)
 
 
 def check_altered(info: TableInfo, options: Any) -> None:
@@ -161,6 +163,15 @@ def check_altered(info: TableInfo, options: Any) -> None:
         raise Invalid(f"the options of table {info.name} are bytes, as its kind encodes them")
     kind.check_options(options)
     kind.check_altered(info, options)
+
+
+def check_configured(info: TableInfo, storage: Any) -> None:
+    """Raise `Invalid` if the storage options of a table cannot become `storage`. Every such request is checked here."""
+    before, after = info.storage_options, check_storage(storage)
+    kind_named(info.kind, info.name).check_retention(after.retention)
+    check_change(info.name, before, after)
+    if before.encryption != after.encryption:
+        raise Invalid(f"the master key of table {info.name} is not changed by an option: call store.rotate_keys()")
 
 
 def check_settings(all_settings: tuple[object, ...]) -> None:

@@ -141,7 +141,7 @@ def test_every_line_counts_once(day: Day, installed: Path) -> None:
     told(driver)
     kill(driver)
     shutil.rmtree(checkpoint)
-    assert "lines" in day.command("tables", day.store)
+    assert "lines" in day.command("table", "list", day.store)
 
     # The afternoon: all of it again. Producers repeat what they sent.
     for process in producers.values():

@@ -1,12 +1,14 @@
 """A store of all kinds with everything real: written to, maintained and backed up until the process is killed.
 
-Prints `written <rounds>` after each acknowledged round and `backed-up <number>` after each backup.
+Prints `written <rounds>` after each acknowledged round and `backed-up <number>` after each backup. With the argument
+`halt`, the second backup stops for ever after its first files, and prints `halted <number>`.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +52,17 @@ def rounds_of(store: Any) -> int:
         return last + 1
 
 
+def halt(number: int, _: penstock.CopyProgress) -> None:
+    say("halted", number)
+    threading.Event().wait()
+
+
 def say(*words: object) -> None:
     with printing:
         print(*words, flush=True)
 
 
-def main(root: Path, first: int) -> None:
+def main(root: Path, first: int, *, halts: bool) -> None:
     store = penstock.open(root / "store")
     make_tables(store)
 
@@ -67,7 +74,10 @@ def main(root: Path, first: int) -> None:
 
     def back_up() -> None:
         while True:
-            say("backed-up", store.backup(root / "backups", keep=2).number)
+            number = store.backup(root / "backups", keep=2).number
+            say("backed-up", number)
+            if halts:
+                store.backup(root / "backups", progress=partial(halt, number + 1))
 
     for target in (maintain, back_up):
         threading.Thread(target=target, daemon=True).start()
@@ -79,4 +89,4 @@ def main(root: Path, first: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), halts="halt" in sys.argv)

@@ -18,12 +18,13 @@ from penstock.errors import PenstockError
 from penstock.log import LogSettings
 from penstock.lsm.compaction import LevelLimits
 from penstock.manifest import environment, examine, page_sums
+from penstock.manifest.records import Codec, CompressionConfig
 from penstock.partition import extent
 from penstock.partition.checkpoint import CheckpointSettings
-from penstock.partition.machine import PartitionDescriptor
+from penstock.partition.machine import SPILL, PartitionDescriptor
 from penstock.partition.spill import SpillLog
+from penstock.partition.storage_options import StorageOptions
 from penstock.queue.chain import QueueSettings
-from penstock.store.dropped import SPILL
 from penstock.store.settings import StoreSettings
 from penstock.store.shards import ShardOpener
 from penstock.store.store import Store, open_store
@@ -35,7 +36,11 @@ SETTINGS = StoreSettings(
     journal=LogSettings(segment_bytes=8_192, allocate_bytes=1_024, index_bytes=1_024),
     checkpoint=CheckpointSettings(segments_max=1),
     kinds=(QueueSettings(file_bytes=4_096, allocate_bytes=1_024, index_bytes=1_024),),
+    keys={1: b"k" * 32},
 )
+LZ4 = StorageOptions(compression=CompressionConfig(Codec.LZ4))
+ROWS_TABLES = ("flushed", "spilled", "sealed")
+QUEUES = ("queue", "sealed_queue")
 ROWS = 60
 assert LevelLimits().level0_runs < 12  # so that the flushes below leave more than one file
 
@@ -44,6 +49,8 @@ def fill(store: Store, part: int) -> None:
     """Write to every table: rows in files, rows spilled, rows in the journal alone."""
     flushed, spilled = store.kv("flushed", shards=2), store.kv("spilled")
     queue = store.queue("queue", shards=2)
+    store.kv("sealed", encrypted=True, storage=LZ4)
+    store.queue("sealed_queue", encrypted=True, shards=2)
     for number in range(ROWS):
         key = b"%d-%03d" % (part, number)
         with store.batch(token=("flips", part * ROWS + number)) as batch:
@@ -51,8 +58,11 @@ def fill(store: Store, part: int) -> None:
             batch.kv("spilled").put(key, b"spilled " + key * 5)
             batch.kv("flushed").merge(b"count", (1).to_bytes(8, "little"), operator="add_i64")
             batch.queue("queue").put(b"message " + key * 5, key=key)
+            batch.kv("sealed").put(key, b"sealed " + key * 5)
+            batch.queue("sealed_queue").put(b"sealed " + key * 5, key=key)
         if number % 20 == 10:
             _flush(store, "flushed")
+            _flush(store, "sealed")
             store.checkpoint()
     flushed.delete_range(b"%d-050" % part, b"%d-055" % part, durable=True)
     spilled.delete(b"%d-001" % part, durable=True)
@@ -77,6 +87,7 @@ def build(root: str, part: int, *, close: bool) -> None:
     if part:
         _flush(store, "flushed")
         store.compact("flushed")
+        store.compact("sealed")
         fill(store, part + 1)
         store._manifest.backup()
     if close:
@@ -86,18 +97,20 @@ def build(root: str, part: int, *, close: bool) -> None:
 def everything(store: Store) -> dict[str, Any]:
     """All that a user can see."""
     seen: dict[str, Any] = {"tables": sorted(store.tables())}
-    for name in ("flushed", "spilled"):
+    for name in ROWS_TABLES:
         table = store.kv(name, create=False)
         rows = dict(table.scan())
         seen[name] = {key.decode("latin-1"): value.decode("latin-1") for key, value in rows.items()}
         seen[f"{name} by key"] = [key.decode("latin-1") for key in rows if table.get(key) != rows[key]]
+    for name in QUEUES:
+        queue = store.queue(name, create=False)
+        seen[name] = [
+            [(message.sequence, message.payload.decode("latin-1")) for message in queue.read(shard, 1)]
+            for shard in range(2)
+            if queue.bounds()[shard].next > 1
+        ]
+        seen[f"{name} bounds"] = [(bounds.first, bounds.next) for bounds in queue.bounds()]
     queue = store.queue("queue", create=False)
-    seen["queue"] = [
-        [(message.sequence, message.payload.decode("latin-1")) for message in queue.read(shard, 1)]
-        for shard in range(2)
-        if queue.bounds()[shard].next > 1
-    ]
-    seen["bounds"] = [(bounds.first, bounds.next) for bounds in queue.bounds()]
     seen["consumer"] = sorted(queue.consumer("reader").position.items())
     seen["tokens"] = [number for number in range(5 * ROWS) if store._ledger.is_token_used("flips", number)]
     return seen
@@ -107,14 +120,15 @@ def look(root: str) -> dict[str, Any]:
     """What an opening shows; and what was written and acknowledged there must be there after another one."""
     with open_store(root, settings=SETTINGS) as store:
         seen = everything(store)
-        store.kv("flushed").put(b"later", b"kept", durable=True)
-        store.kv("spilled").put(b"later", b"kept", durable=True)
-        store.queue("queue").put_many([b"later"], durable=True)
-        ends = [bounds.next for bounds in store.queue("queue").bounds()]
+        for name in ROWS_TABLES:
+            store.kv(name).put(b"later", b"kept", durable=True)
+        for name in QUEUES:
+            store.queue(name).put_many([b"later"], durable=True)
+        ends = [bounds.next for name in QUEUES for bounds in store.queue(name).bounds()]
     with open_store(root, settings=SETTINGS) as store:
-        kept = store.kv("flushed").get(b"later"), store.kv("spilled").get(b"later")
-        same = [bounds.next for bounds in store.queue("queue").bounds()] == ends
-        if kept != (b"kept", b"kept") or not same:
+        kept = [store.kv(name).get(b"later") for name in ROWS_TABLES]
+        same = [bounds.next for name in QUEUES for bounds in store.queue(name).bounds()] == ends
+        if kept != [b"kept"] * len(ROWS_TABLES) or not same:
             seen["later"] = f"what was acknowledged after the opening is gone: {kept}, {same}"
     return seen
 

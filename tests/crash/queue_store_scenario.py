@@ -18,7 +18,9 @@ from queue_model import build, contents, machine_of, open_queues, staged_table
 from scenario_user import ScenarioUser
 from store_model import START_US
 
+from penstock import ChangeOptions
 from penstock.errors import LeaseLost, PenstockError
+from penstock.feeds import maintain_feeds
 from penstock.journal.partitions import shard_of
 from penstock.queue.positions import decode_row, parse_row_key, rows_of
 from penstock.queue.qmft import data_files
@@ -128,7 +130,7 @@ def play(history: History) -> tuple[Queues, list[tuple[int, tuple[Any, ...]]]]:
     told = max([0, *(values[0] for word, *values in history.events if word == "told")])
     model, open_end = Queues(), list[tuple[int, tuple[Any, ...]]]()
     for word, *values in history.events:
-        if word in ("told", "never", "time") or values[0] in never:
+        if word in ("told", "never", "time", "fed") or values[0] in never:
             continue
         if values[0] <= told:
             model.play(word, *values[1:])
@@ -139,6 +141,8 @@ def play(history: History) -> tuple[Queues, list[tuple[int, tuple[Any, ...]]]]:
 
 class QueueUser(ScenarioUser):
     """Somebody who uses queues. After a failure of their files: reopen."""
+
+    changes: bool | ChangeOptions = False
 
     def __init__(self, disk: SimulatedDisk, history: History) -> None:
         self.disk = disk
@@ -157,7 +161,7 @@ class QueueUser(ScenarioUser):
     # -- events
 
     def create(self, queue: str) -> None:
-        self._try("create", queue, act=lambda: self.store.queue(queue, shards=SHARDS[queue]))
+        self._try("create", queue, act=lambda: self.store.queue(queue, shards=SHARDS[queue], changes=self.changes))
 
     def drop(self, queue: str) -> None:
         self._try("drop", queue, act=lambda: self.store.drop(queue))
@@ -271,6 +275,7 @@ def compare(found: dict[str, Any], model: Queues) -> None:
 def tend(user: QueueUser) -> None:
     """What the background does: retention, files that nobody needs, dropped tables, abandoned files."""
     store = user.store
+    maintain_feeds(store._port.tables(), store._port.machine_unless_late, store._port.submit, store._port.time_us)
     store._port.maintain()
     store._tasks.retry()
     store._staging.purge(info.table_id for info in store._ledger.tables())
@@ -279,8 +284,10 @@ def tend(user: QueueUser) -> None:
 class QueueStoreScenario:
     """Puts, rolls, acknowledgements, trims, checkpoints, staged files, a drop and a reopening."""
 
+    user_type = QueueUser
+
     def run(self, disk: SimulatedDisk, history: History) -> None:
-        user = QueueUser(disk, history)
+        user = self.user_type(disk, history)
         user.create("a")
         user.create("b")
         user.put("a", 0, 10, 300, token=("p", 1))
@@ -306,7 +313,7 @@ class QueueStoreScenario:
         user.append("b", 0, 5)
         user.maintain(lambda: tend(user))
         user.store.close()
-        user = QueueUser(disk, history)
+        user = self.user_type(disk, history)
         user.check()
         user.work("a", "c", 1, 1)
         user.append("a", 0, 50)
@@ -319,7 +326,7 @@ class QueueStoreScenario:
         # It is not closed: the end of the run is one more place to crash.
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
-        user = QueueUser(disk, history)
+        user = self.user_type(disk, history)
         try:
             self.commit_and_wait(user)
             for queue in SHARDS:
@@ -399,7 +406,7 @@ class ShortQueueStore(QueueStoreScenario):
     """Few steps, for what is tried many times over: a roll past a trim, a staged file, stored files, dropped ones."""
 
     def run(self, disk: SimulatedDisk, history: History) -> None:
-        user = QueueUser(disk, history)
+        user = self.user_type(disk, history)
         user.create("a")
         user.put("a", 0, 700, 5, 5)
         user.work("a", "c", 2, 1)
@@ -418,7 +425,7 @@ class DroppedQueue(QueueStoreScenario):
     """A queue is dropped whose records are still in the journal, and its files are removed."""
 
     def run(self, disk: SimulatedDisk, history: History) -> None:
-        user = QueueUser(disk, history)
+        user = self.user_type(disk, history)
         user.create("a")
         user.create("b")
         user.put("b", 0, 40, 900)

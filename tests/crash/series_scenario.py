@@ -50,14 +50,19 @@ class SeriesScenario(PlaceScenario[SeriesPlace]):
         place = self.reopen(disk, history)
         try:
             whole(place)
+            stored = place.tree.stored
             for word, *values in list(history.events):
-                if word == "write" and values[0] > place.tree.stored:
+                if word != "write":
+                    continue
+                for part in record(values[0])[1:]:
+                    self.reached[f"{type(part).__name__} {'stored' if values[0] <= stored else 'replayed'}"] += 1
+                if values[0] > stored:
                     place.apply(values[0], place.clock.time_us(), SeriesSection(*record(values[0])))
             self.check(place, history)
             self.write(place, history, 1 + place.tree.lsn)
             self.store(place, history)
-            place.compact()
-            place.collector.collect()
+            self.compact(place, history)
+            self.collect(place, history)
             self.check(place, history)
             whole(place)
         finally:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from lsm_files import columns, puts
 from scenario_user import ScenarioUser
 from store_model import (
+    SETTINGS,
     START_US,
     StoreModel,
     Token,
@@ -109,7 +111,10 @@ class StoreUser(ScenarioUser):
             for table, rows in pairs.items():
                 place = store.stage(table)[0]
                 identity = ChunkIdentity(store=store.identity, chunk_id=place.chunk_id)
-                writer = SstableWriter(store._fs, f"{store.path}/{place.file_name}", identity)
+                info = store.port.table(table)
+                assert info is not None
+                sealing = store._keys.files_of(info.table_id).sealing(0)
+                writer = SstableWriter(store._fs, f"{store.path}/{place.file_name}", identity, sealing=sealing)
                 writer.append(columns(puts(rows)))
                 writer.finish()
                 batch.adopt(table, [sealed(store._fs, store.path, place)])
@@ -158,9 +163,11 @@ def rows(n: int, *tables: str) -> list[Write]:
 class StoreScenario:
     """Batches across three tables and everything that happens to their files meanwhile."""
 
+    settings = SETTINGS
+
     def open(self, disk: SimulatedDisk, history: History) -> StoreUser:
         clock = FakeClock(time_us=time_of(history))
-        return StoreUser(open_simulated(disk, clock), history, clock)
+        return StoreUser(open_simulated(disk, clock, self.settings), history, clock)
 
     def run(self, disk: SimulatedDisk, history: History) -> None:
         user = self.open(disk, history)
@@ -293,3 +300,9 @@ class Short(StoreScenario):
         user.maintain(user.store.checkpoint)  # spills c, and what a has not stored
         user.batch(rows(4, "a", "c"), Token("p", 4))
         user.load({"a": {b"a1": b"loaded"}, "c": {b"c1": b"loaded"}}, Token("p", 5))
+
+
+class Encrypted(Short):
+    """The same, with every table encrypted."""
+
+    settings = replace(SETTINGS, keys={1: b"k" * 32}, encrypt=True)

@@ -24,6 +24,7 @@ from penstock.store.backup_folder import BackupFolder, BackupListing
 from penstock.store.restore import restore_backup
 from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violation, explore
+from penstock.testing.disk import FaultKind
 from penstock.testing.disk_image import Mode
 from penstock.testing.manifest import MemoryEngine
 
@@ -123,9 +124,17 @@ def test_a_process_that_dies_while_it_removes_a_backup() -> None:
 
 
 @pytest.mark.campaign
-def test_torn_crashes_and_faults() -> None:
-    faults = Faults(kinds=("eio", "enospc"), every=7, images_every=31)
-    explore(BackupScenario(), modes=("strict", "torn", "kept", "restart"), depth=1, faults=faults)
+@pytest.mark.parametrize("mode", ["torn", "kept", "restart"])
+def test_every_other_crash_of_a_backup(mode: Mode) -> None:
+    explore(BackupScenario(), modes=(mode,), depth=1)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", ["eio", "enospc"])
+def test_faults_of_a_backup(kind: FaultKind) -> None:
+    """Crashes follow each failure: some right after it, and the end of the run."""
+    faults = Faults(kinds=(kind,), every=11, images_every=97)
+    explore(BackupScenario(backups=2, keep=1), modes=("strict",), depth=1, every=50, faults=faults)
 
 
 def no_fsync_of_folders(patch: pytest.MonkeyPatch) -> None:
@@ -160,11 +169,11 @@ def test_seeded_bugs_are_caught(bug: Callable[[pytest.MonkeyPatch], None], mode:
 
 
 def test_a_killed_owner_leaves_whole_backups_only(tmp_path: Path) -> None:
-    """kill -9 while a store with all kinds is written to, maintained and backed up without a pause."""
+    """kill -9 while a store with all kinds is written to, maintained and backed up; the second time amid a backup."""
     first = 0
     for kill in range(2):
         child = subprocess.Popen(
-            [sys.executable, backup_kill_child.__file__, str(tmp_path), str(first)],
+            [sys.executable, backup_kill_child.__file__, str(tmp_path), str(first), *(["halt"] if kill else [])],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -173,8 +182,10 @@ def test_a_killed_owner_leaves_whole_backups_only(tmp_path: Path) -> None:
         try:
             for line in child.stdout:
                 word, value = line.split()
+                if word == "halted":
+                    break
                 acknowledged, whole = (int(value), whole) if word == "written" else (acknowledged, int(value))
-                if word == "backed-up" and int(value) and acknowledged >= first + 10 * (kill + 1):
+                if word == "backed-up" and not kill and acknowledged >= first + 10:
                     break
         finally:
             child.send_signal(signal.SIGKILL)
@@ -182,6 +193,8 @@ def test_a_killed_owner_leaves_whole_backups_only(tmp_path: Path) -> None:
             child.wait(30)
             child.stdout.close()
         acknowledged = max([acknowledged, *(int(line.split()[1]) for line in rest.splitlines() if "written" in line)])
+        half = tmp_path / "backups" / f"{whole + 1:06d}"
+        assert not kill or (half.exists() and not (half / "LISTING").exists())
         assert penstock.check_backup(tmp_path / "backups") == []
         report = penstock.restore(tmp_path / "backups", tmp_path / f"copy{kill}")
         assert report.number >= whole
@@ -194,4 +207,6 @@ def test_a_killed_owner_leaves_whole_backups_only(tmp_path: Path) -> None:
             with suppress(PenstockError):
                 store.resume("users")
             assert store.check().ok
+            if kill:
+                assert store.backup(tmp_path / "backups").number == whole + 1  # in place of the half one
         first = found

@@ -1,6 +1,6 @@
 """Real processes whose system calls fail and that are killed: nothing is lost, doubled, torn or hanging.
 
-`PENSTOCK_SEED=7 PENSTOCK_ROUNDS=40-48 make crash PYTEST_ARGS="-k any_call"` runs some rounds of one seed again.
+`PENSTOCK_SEED=7 PENSTOCK_ROUNDS=40-48 make exhaustive PYTEST_ARGS="-k any_call"` runs some rounds of one seed again.
 """
 
 from __future__ import annotations

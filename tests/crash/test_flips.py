@@ -21,6 +21,8 @@ from typing import Any
 import flip_child
 import pytest
 
+from penstock.archive.framed import MAGIC
+
 Image = dict[str, bytes]  # path in the store: content
 SCRIPT = str(Path(flip_child.__file__))
 ANSWER_S_MAX = 60
@@ -216,6 +218,7 @@ def test_the_store_has_every_kind_of_file(images: Images) -> None:
         assert {"sst", "idx", "data", "current", "1", "2", "log-log"} <= groups
         assert len([name for name in image if name.startswith("journal/")]) > 1
         assert len([name for name in image if name.endswith(".data")]) > 4
+        assert len([name for name in image if image[name][:8] == MAGIC]) > 4  # encrypted sstables and indexes
 
 
 def test_some_damage(images: Images, tmp_path: Path) -> None:

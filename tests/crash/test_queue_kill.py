@@ -42,8 +42,8 @@ class TaskResult:
             self.acknowledged.add(place)
 
 
-def kill_rounds(root: str, rounds: int) -> None:
-    chance, told, first = random.Random(3), TaskResult(), 0
+def kill_rounds(root: str, rounds: int, seed: int = 3) -> None:
+    chance, told, first = random.Random(seed), TaskResult(), 0
     for _ in range(rounds):
         with subprocess.Popen(
             [sys.executable, str(SCRIPT), root, str(first)], stdout=subprocess.PIPE, text=True

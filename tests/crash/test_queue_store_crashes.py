@@ -184,7 +184,7 @@ def acknowledged_twice(patch: Patch) -> None:
 def numbered_again_after_reopening(patch: Patch) -> None:
     """What the files hold already is appended once more, under new sequences."""
 
-    def again(self: QueueMachine, bodies: list[bytes], entry: Entry, following: int) -> None:
+    def again(self: QueueMachine, bodies: list[bytes], entry: Entry, following: int, *_: Any) -> None:
         if bodies:
             lsn = max(entry.lsn, self.queue.last_lsn + 1)
             self.queue.append_bodies(bodies, lsn=lsn, time_us=entry.time_us)

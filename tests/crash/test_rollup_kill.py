@@ -18,8 +18,8 @@ from penstock.store.store import Store, open_store
 STEP_US = 5 * MINUTE_US
 
 
-def kill_rounds(root: str, rounds: int) -> None:
-    chance = random.Random(3)
+def kill_rounds(root: str, rounds: int, seed: int = 3) -> None:
+    chance = random.Random(seed)
     first, told = 0, set[int]()
     for _ in range(rounds):
         script = str(Path(rollup_kill_child.__file__))

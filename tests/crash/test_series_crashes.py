@@ -25,9 +25,15 @@ FED = SeriesOptions(bucket_s=300, changes=penstock.ChangeOptions())
 STEPS = ("fsync .sst", "rename .sst", "rename .idx", "fsync_dir /tables/", "commit /manifest", "unlink .sst")
 
 
+WORK = ("flush", "compaction", "collection")
+PARTS = ("SeriesDelete replayed", "SeriesDelete stored", "BucketTrim replayed", "BucketTrim stored")
+
+
 def crashes() -> None:
-    report = explore(SeriesScenario(), modes=("strict",), depth=1)
+    scenario = SeriesScenario()
+    report = explore(scenario, modes=("strict",), depth=1)
     assert report.missing(*STEPS) == []
+    assert scenario.missing(*WORK, *PARTS) == []
     assert report.crashes > 20  # distinct states of the disk; the steps above are what counts
 
 
@@ -38,25 +44,24 @@ def test_every_crash_of_a_series_shard() -> None:
 class ShortSeries(SeriesScenario):
     """Two flushes and a compaction, for what is tried many times over."""
 
-    def run(self, disk: SimulatedDisk, history: History) -> None:
-        place = SeriesPlace(disk, grace_s=0)
-        for number in (1, 2):
-            self.write(place, history, number)
-            place.flush()
-            history.note("stored", place.tree.stored)
-        place.compact()
-        place.close()
+    records, flush_every, compact_every = 2, 1, 1
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(SomeRecoveries(ShortSeries(), 5), modes=("strict",), recovery_modes=("strict",))
-    assert report.missing_in_recovery("rename .sst", "commit /manifest") == []
+    scenario = ShortSeries()
+    report = explore(SomeRecoveries(scenario, 7), modes=("strict",), recovery_modes=("strict",))
+    assert report.missing_in_recovery("rename .sst", "commit /manifest", "unlink .sst") == []
+    assert scenario.missing(*WORK) == []
 
 
 def test_faults_crossed_with_crashes() -> None:
-    faults = Faults(kinds=("eio",), operations=("pwrite", "fsync", "commit"), every=4, images_every=29)
-    report = explore(ShortSeries(), modes=("strict",), depth=1, faults=faults)
+    faults, scenario = (
+        Faults(kinds=("eio",), operations=("pwrite", "fsync", "commit"), every=4, images_every=29),
+        ShortSeries(),
+    )
+    report = explore(scenario, modes=("strict",), depth=1, faults=faults)
     assert absent(report.faulted, "pwrite .sst", "commit /manifest") == []
+    assert scenario.missing(*WORK) == []
 
 
 @pytest.mark.campaign
@@ -64,6 +69,7 @@ def test_faults_crossed_with_crashes() -> None:
 def test_every_fault_and_every_crash_in_recovery() -> None:
     explore(SeriesScenario(), modes=("strict", "torn", "kept"))
     explore(SeriesScenario(), modes=("strict", "kept"), depth=1, faults=Faults(images_every=5))
+    explore(FedSeries(), modes=("strict", "torn", "kept", "restart"), depth=1)
 
 
 # -- seeded bugs
@@ -121,9 +127,6 @@ def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) ->
 class FedSeries(SeriesScenario):
     """A shard with a change feed: it leads to what the shard holds, and stays what a reader has seen."""
 
-    records = 5
-    compact_every = 3
-
     def make(self, disk: SimulatedDisk) -> SeriesPlace:
         return SeriesPlace(disk, options=FED, grace_s=0)
 
@@ -144,7 +147,10 @@ class FedSeries(SeriesScenario):
 
 
 def test_the_feed_of_a_series_shard_after_crashes() -> None:
-    explore(FedSeries(), modes=("strict",), depth=1, every=3)
+    scenario = FedSeries()
+    report = explore(scenario, modes=("strict", "torn", "kept", "restart"), depth=1, every=25)
+    assert report.missing(*STEPS) == []
+    assert scenario.missing(*WORK, *PARTS) == []
 
 
 def test_a_feed_stored_after_its_shard_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from shared import Patch, SomeRecoveries, fsync_retried, seeded
-from store_scenario import Short, StoreScenario
+from store_scenario import Encrypted, Short, StoreScenario
 
 from penstock.journal.consensus import Alone
 from penstock.journal.partitions import PartitionId
@@ -20,6 +20,7 @@ from penstock.partition.ledger import Ledger, Verdict, _LedgerChanges
 from penstock.partition.machine import Entry
 from penstock.partition.spill import SpillLog
 from penstock.store.dropped import DroppedShards
+from penstock.store.keys import StoreKeys
 from penstock.testing import Faults, History, SimulatedDisk, Violation, explore
 from penstock.testing.crashes import CrashReport, absent, steps
 
@@ -103,6 +104,25 @@ def short_crashes() -> None:
 def test_every_crash_of_the_process_or_with_all_bytes_kept() -> None:
     report = explore(Short(), modes=("kept", "restart"), depth=1)
     assert report.missing(*SHORT_STEPS) == []
+
+
+def test_crashes_of_a_store_with_encrypted_tables() -> None:
+    report = explore(Encrypted(), modes=("strict",), depth=1, every=2)
+    assert report.missing("fdatasync /journal/", "rename -log/", "rename .sst") == []
+
+
+def test_sections_that_are_not_opened_are_missed(monkeypatch: Patch) -> None:
+    """The control: what was written lives in this process, so only a replay shows that it cannot be read."""
+    monkeypatch.setattr(StoreKeys, "opener", lambda self, table_id: None)
+    with pytest.raises(Violation):
+        explore(Encrypted(), modes=("strict",), depth=1, every=2)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+def test_every_crash_and_fault_of_a_store_with_encrypted_tables() -> None:
+    explore(Encrypted())
+    explore(Encrypted(), modes=("strict", "kept"), depth=1, faults=Faults(images_every=9))
 
 
 def test_crashes_in_recovery() -> None:

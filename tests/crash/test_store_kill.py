@@ -19,8 +19,8 @@ from penstock.store.store import open_store
 SCRIPT = Path(store_kill_child.__file__)
 
 
-def kill_rounds(root: str, rounds: int) -> None:
-    chance = random.Random(2)
+def kill_rounds(root: str, rounds: int, seed: int = 2) -> None:
+    chance = random.Random(seed)
     told: dict[str, set[int]] = defaultdict(set)
     first = 0
     for _ in range(rounds):

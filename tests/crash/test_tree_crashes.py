@@ -149,7 +149,7 @@ def manifest_before_the_file(patch: pytest.MonkeyPatch) -> None:
         for meta in files:
             self.fs.unlink(f"{self.root}/{meta.file_name}")
         self.fs.fsync_dir(f"{self.root}/{catalog.folder}")
-        catalog._manifest.apply(catalog.publish(files, sealing=self.sealing))
+        catalog._manifest.apply(catalog.publish(files))
         for meta in files:
             self.fs.unlink(f"{self.root}/{meta.file_name.replace('.sst', '.idx')}")
         return write(self, rows, catalog, ids)
@@ -193,8 +193,8 @@ def inputs_removed_first(patch: pytest.MonkeyPatch) -> None:
     """A compaction removes its inputs before the manifest lists the outputs."""
     merge = TreeJobs._merge_here
 
-    def removing(self: TreeJobs, plan: Any, stop: Any) -> Any:
-        summaries = merge(self, plan, stop)
+    def removing(self: TreeJobs, plan: Any, stop: Any, keys: Any) -> Any:
+        summaries = merge(self, plan, stop, keys)
         for source in plan.inputs:
             self._files.fs.unlink(source.path)
         self._files.fs.fsync_dir(plan.folder)

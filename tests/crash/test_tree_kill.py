@@ -94,8 +94,8 @@ def test_threads_for_thirty_seconds(tmp_path: Path) -> None:
     stress(tmp_path, 30.0)
 
 
-def kill_rounds(root: str, rounds: int) -> None:
-    chance = random.Random(1)
+def kill_rounds(root: str, rounds: int, seed: int = 1) -> None:
+    chance = random.Random(seed)
     told = 0
     for _ in range(rounds):
         with subprocess.Popen([sys.executable, str(SCRIPT), root], stdout=subprocess.PIPE, text=True) as child:

@@ -22,9 +22,15 @@ from penstock.vector.section import IndexChange
 STEPS = ("fsync .sst", "rename .sst", "rename .idx", "fsync_dir /tables/", "commit /manifest", "unlink .sst")
 
 
+WORK = ("flush", "compaction", "collection")
+PARTS = tuple(f"{part} {what}" for part in ("Upserts", "Deletes", "IndexChange") for what in ("replayed", "stored"))
+
+
 def crashes() -> None:
-    report = explore(VectorScenario(), modes=("strict",), depth=1)
+    scenario = VectorScenario()
+    report = explore(scenario, modes=("strict",), depth=1)
     assert report.missing(*STEPS) == []
+    assert scenario.missing(*WORK, *PARTS) == []
     assert report.crashes > 20  # distinct states of the disk; the steps above are what counts
 
 
@@ -35,18 +41,22 @@ def test_every_crash_of_a_vector_shard() -> None:
 class ShortVectors(VectorScenario):
     """Two flushes and a compaction, for what is tried many times over."""
 
-    records, flush_every, compact_every, indexed_from = 2, 1, 2, 1
+    records, flush_every, compact_every, indexed_from = 2, 1, 1, 1
 
 
 def test_crashes_in_recovery() -> None:
-    report = explore(SomeRecoveries(ShortVectors(), 5), modes=("strict",), recovery_modes=("strict",))
-    assert report.missing_in_recovery("rename .sst", "commit /manifest") == []
+    scenario = ShortVectors()
+    report = explore(SomeRecoveries(scenario, 7), modes=("strict",), recovery_modes=("strict",))
+    assert report.missing_in_recovery("rename .sst", "commit /manifest", "unlink .sst") == []
+    assert scenario.missing(*WORK) == []
 
 
 def test_faults_crossed_with_crashes() -> None:
     faults = Faults(kinds=("eio",), operations=("pwrite", "fsync", "commit"), every=4, images_every=29)
-    report = explore(ShortVectors(), modes=("strict",), depth=1, faults=faults)
+    scenario = ShortVectors()
+    report = explore(scenario, modes=("strict",), depth=1, faults=faults)
     assert absent(report.faulted, "pwrite .sst", "commit /manifest") == []
+    assert scenario.missing(*WORK) == []
 
 
 @pytest.mark.campaign

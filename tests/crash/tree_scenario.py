@@ -45,6 +45,8 @@ class TreeScenario(PlaceScenario[Place]):
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
         place = self.reopen(disk, history)
+        last_us = max([0, *(event[2] for event in history.events if event[0] == "edit")])
+        place.clock.advance(max(0.0, (last_us - place.clock.time_us()) / 1e6))  # the time of records never goes back
         try:
             for word, *values in history.events:
                 if word == "edit" and values[0] > place.tree.stored:

@@ -64,8 +64,12 @@ class VectorScenario(PlaceScenario[VectorPlace]):
         try:
             whole(place)
             known = {values[0]: values[1] for word, *values in history.events if word == "ids"}
+            stored = place.tree.stored
             for word, *values in list(history.events):
-                if word == "write" and values[0] > place.tree.stored:
+                if word == "write":
+                    for part in values[1]:
+                        self.reached[f"{type(part).__name__} {'stored' if values[0] <= stored else 'replayed'}"] += 1
+                if word == "write" and values[0] > stored:
                     place.apply(values[0], place.clock.time_us(), VectorSection(*values[1]))
                     if known.get(values[0], ids_of(place)) != ids_of(place):
                         raise Violation(f"the replay of record {values[0]} gave other internal ids")
@@ -73,8 +77,8 @@ class VectorScenario(PlaceScenario[VectorPlace]):
             self.check(place, history)
             self._append(place, history, record(1 + place.tree.lsn))
             self.store(place, history)
-            place.compact()
-            place.collector.collect()
+            self.compact(place, history)
+            self.collect(place, history)
             self.check(place, history)
             whole(place)
         finally:

@@ -20,6 +20,7 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+from fuzz_files import FILE_TARGETS
 
 from penstock import errors
 from penstock.errors import (
@@ -152,6 +153,7 @@ def _wire_seeds() -> list[bytes]:
         wire.CutPieces("s", 131072, 4, b"a", None),
         wire.CallService(2, "get", b"\x80"),
         wire.CreateTable("t", "kv", 3, b"\x91\xa5bytes"),
+        wire.ConfigureTable(2, b"", b"\x00\x01\x80"),
         wire.AlterTable(2, b"\x91\x93\xc0\xc0\xc2", b"\x91\x93\xc0\xc0\xc3"),
         wire.StageFiles(131072, 3, 60.0),
         wire.SendFile(131072, 7, "a/b.sst", 0, b"data"),
@@ -422,7 +424,8 @@ def _manifest_seeds() -> list[bytes]:
     """The number of the table, the length of the key, the key, the payload."""
     names = [table.name for table in tables.ALL]
     seeds = []
-    for row in json.loads((GOLDEN / "manifest" / "v2.json").read_text()).values():
+    rows = [json.loads((GOLDEN / "manifest" / name).read_text()) for name in ("v2.json", "v3.json")]
+    for row in {**rows[0], **rows[1]}.values():
         if row["table"] in names:
             key, value = bytes.fromhex(row["key"]), bytes.fromhex(row["value"])
             seeds.append(bytes([names.index(row["table"]), len(key)]) + key + value[6:])
@@ -435,7 +438,7 @@ def _manifest(data: bytes) -> bool:
     table: tables.Table[Any, Any] = tables.ALL[data[0] % len(tables.ALL)]
     key, payload = data[2 : 2 + data[1]], data[2 + data[1] :]
     accepted = False
-    for value in (payload, codec.pack_value(table.name, key, codec.VERSION, payload)):
+    for value in (payload, codec.pack_value(table.name, key, table.codec.version, payload)):
         with contextlib.suppress(CorruptionError, UnsupportedVersion):
             record = table.codec.decode(key, value)
             _same(table.codec.decode(key, table.codec.encode(key, record)), record)
@@ -521,3 +524,4 @@ TARGETS: dict[str, Target] = {
     "qmft": Target(_qmft_seeds, _qmft),
     "manifest_record": Target(_manifest_seeds, _manifest),
 }
+TARGETS.update({name: Target(*two) for name, two in FILE_TARGETS.items()})

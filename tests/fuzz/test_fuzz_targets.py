@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from fuzz_targets import TARGETS
 
-from penstock.queue.messages import PREFIX
+from penstock.queue.coding import PREFIX
 
 MUTATIONS = 2_000  # of each target
 MEMORY_TIMES_MAX, MEMORY_CONSTANT = 64, 2 << 20  # a few copies, and objects for each byte
@@ -93,6 +93,9 @@ NEVER = ZeroDivisionError  # in the place of an error that is caught: that one g
         ("sstable_index", "penstock.lsm.index.Index._check_head", lambda self, *_: None),
         ("qmft", "penstock.queue.qmft._check_path", lambda path: path.encode("ascii")),
         ("manifest_record", "penstock.manifest.codec.UnicodeDecodeError", NEVER),
+        ("backup_listing", "penstock.store.backup_folder.UnicodeDecodeError", NEVER),
+        ("partition_snapshot", "penstock.partition.snapshot_folder.UnicodeDecodeError", NEVER),
+        ("member_message", "penstock.replica.messages.UnicodeDecodeError", NEVER),
     ],
 )
 def test_a_seeded_bug_is_found(name: str, where: str, bug: object, monkeypatch: pytest.MonkeyPatch) -> None:

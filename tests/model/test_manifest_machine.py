@@ -33,6 +33,7 @@ from penstock.manifest.operations import (
     UpsertPendingIndex,
 )
 from penstock.manifest.records import (
+    Active,
     ChunkEntryRecord,
     Completed,
     DbDescriptorRecord,
@@ -200,7 +201,7 @@ states = st.one_of(
 
 def descriptor(name: str, dropped: bool) -> DbDescriptorRecord:
     options = ManifestDbOptions("log", "chunks")
-    return DbDescriptorRecord(1, name, bytes(32), 1, options, *([Tombstoned(1)] if dropped else []))
+    return DbDescriptorRecord(1, name, bytes(32), 1, options, Tombstoned(1) if dropped else Active())
 
 
 def job(job_id: int, db_id: int | None, kind: int) -> JobRecord:

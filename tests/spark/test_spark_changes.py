@@ -142,3 +142,49 @@ def test_a_plain_stream_and_its_refusals(spark: Any, store: Store, folder: str, 
         penstock.spark.stream(spark, folder, source="plain", consumer="x", batch=route)
     with pytest.raises(penstock.errors.Invalid, match="change feed"):
         penstock.spark.stream(spark, folder, source="users", consumer="x", batch=route, dead_letter="dead")
+
+
+def test_changes_of_a_queue_count_once_beside_its_messages(spark: Any, store: Store, folder: str) -> None:
+    """The stream of the feed has inserts and deletes; that of the messages, of the same consumer, is apart."""
+    orders = store.queue("users", shards=2, changes=True)
+    store.queue("log")
+    for number in range(6):
+        orders.put(b"%d" % number, key=b"%d" % number, durable=True)
+    orders.trim(2, shard=0, durable=True)
+
+    def logging(changes: Any) -> dict[str, Any]:
+        line = "concat_ws(' ', _commit_version, _change_type, shard, sequence, CAST(payload AS STRING)) AS payload"
+        return {"log": changes.selectExpr(line)}
+
+    def messages(frame: Any) -> dict[str, Any]:
+        assert "_change_type" not in frame.columns
+        return {}
+
+    for _ in range(2):
+        query = penstock.spark.stream(
+            spark,
+            folder,
+            source="users",
+            consumer="log",
+            batch=logging,
+            available_now=True,
+            changes=True,
+            max_rows=4,
+        )
+        assert penstock.spark.wait(query, timeout_s=120).lag == 0
+        orders.trim(9, shard=1, durable=True)
+    plain = penstock.spark.stream(spark, folder, source="users", consumer="log", batch=messages, available_now=True)
+    penstock.spark.wait(plain, timeout_s=120)
+    rows = orders.changes().to_arrow().to_pylist()
+    names = ("_commit_version", "_change_type", "shard", "sequence", "payload")
+    expected = [[row[name] for name in names] for row in rows]
+    texts = [
+        " ".join(part.decode() if isinstance(part, bytes) else str(part) for part in parts if part is not None)
+        for parts in expected
+    ]
+    assert logged(store) == Counter(text.encode() for text in texts[: sum(logged(store).values())])
+    assert {row["_change_type"] for row in rows} == {"insert", "delete"}
+    reader = spark.read.format("penstock").option("table", "users").option("changes", "true")
+    assert reader.load(folder).count() == len(rows)
+    with pytest.raises(penstock.errors.KindMismatch, match="has no change feed"):
+        penstock.spark.stream(spark, folder, source="log", consumer="x", batch=route, changes=True)

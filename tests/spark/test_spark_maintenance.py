@@ -98,11 +98,11 @@ def test_a_compaction_by_spark_is_one_by_a_process(spark: Any, folder: str, monk
         with maintaining(spark, folder) as done:
             wait_for_driver(store)
             store.compact("far")
-        assert done == [1]
+        assert done[0] >= 1  # of the ledger, too, if one is due meanwhile
         near, far = store.kv("near").to_arrow(), store.kv("far").to_arrow()
         assert len(far) > 10_000
         assert far.drop(["lsn"]).equals(near.drop(["lsn"]))
-        assert len(files(store, "far")) == 4  # one of each part
+        assert len(files(store, "far")) in (3, 4)  # one of each part; what comes in between makes them fewer
         assert penstock.spark.verify(spark, folder) == []
     with penstock.open(folder) as again:
         assert again.kv("far").to_arrow().equals(far)
@@ -124,8 +124,8 @@ def test_without_the_folder_files_go_over_the_socket(spark: Any, folder: str, mo
         with maintaining(spark, folder) as done:
             wait_for_driver(store)
             store.compact("t")
-        assert done == [1]
-        assert len(ran) == 1
+        assert done[0] >= 1  # of the ledger, too, if one is due meanwhile
+        assert len(ran) >= 1
         assert table.to_arrow().equals(before)
         assert len(files(store, "t")) == 1
 
@@ -198,7 +198,7 @@ def test_inputs_that_changed_meanwhile_are_dropped(spark: Any, folder: str) -> N
             wait_for_driver(store)
             with pytest.raises(PenstockError, match="changed while it ran"):
                 store.compact("t")
-        assert done == [1]
+        assert done[0] >= 1  # of the ledger, too, if one is due meanwhile
         (listed,) = files(store, "t")
         assert newest(listed.parent) == listed  # of who overtook: it came last
         assert table.to_arrow().equals(before)
@@ -219,7 +219,7 @@ def overtake(store: Store, name: str) -> None:
         now_us=tree.stored_time_us,
     )
     made = maintenance._files.open_all([catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))])
-    store._manifest.apply(catalog.publish([file.meta for file in made], inputs, sealing=maintenance._files.sealing))
+    store._manifest.apply(catalog.publish([file.meta for file in made], inputs))
     tree.end_compaction(compaction, made)
 
 

@@ -115,7 +115,7 @@ def sstables(root: str, fs: FileSystem) -> None:
     )
     engines = Engines()
     try:
-        (summary,) = merge_on(engines)(plan, lambda: False)
+        (summary,) = merge_on(engines)(plan, lambda: False, None)
         assert summary.rows == len(paths)
     finally:
         engines.shutdown(10.0)

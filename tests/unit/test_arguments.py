@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
@@ -366,6 +367,18 @@ def test_a_wrong_setting(name: str) -> None:
     for wrong in WRONG_SETTINGS[name]:
         with pytest.raises(Invalid, match=name):
             penstock.StoreSettings(**{name: wrong})
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(penstock.DispatcherSettings), ids=lambda field: field.name)
+def test_a_wrong_limit_of_a_shard(field: dataclasses.Field[Any]) -> None:
+    """NaN would be a limit that nothing reaches."""
+    if field.name == "signal":
+        wrongs: list[Any] = [1, "text", b""]
+    else:
+        wrongs = [*(NOT_SECONDS if field.name.endswith(("_s", "_s_max")) else NOT_WHOLE), INF, None, True]
+    for wrong in wrongs:
+        with pytest.raises(Invalid, match=field.name):
+            penstock.DispatcherSettings(**{field.name: wrong})
 
 
 @pytest.mark.parametrize("opener", [penstock.open, penstock.connect])

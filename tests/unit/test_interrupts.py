@@ -6,6 +6,7 @@ must be there, what was interrupted may be there once and whole, and at the end 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class Ledger:
         self.store.kv("counts", value="int64", shards=SHARDS)
         self.store.kv("rows", shards=SHARDS)
         self.store.queue("events", shards=SHARDS)
+        self.store.kv("fed", shards=SHARDS, changes=True)
+        self.store.queue("fed_events", changes=True)
         self.store.flush()
 
     # -- acts
@@ -81,6 +84,26 @@ class Ledger:
             snapshot.kv("rows").to_arrow()
             snapshot.queue("events").to_arrow()
 
+    def put(self) -> None:
+        """A message by itself and some together, into a section that others fill, too."""
+        events = self.store.queue("fed_events")
+        events.put(b"one")
+        events.put_many([b"two", b"three"])
+        self.store.flush()
+
+    def follow(self) -> None:
+        """Change feeds, barriers and subscriptions."""
+        fed, events = self.store.kv("fed"), self.store.queue("fed_events")
+        subscription, before = self.store.subscribe(), self.store.statistics().durable_lsn
+        fed.put(b"k", b"v")
+        self.store.flush(events.put(b"e"))
+        last = self.store.statistics().durable_lsn
+        self.store.wait_for(last, tables=["fed", "fed_events"], timeout_s=20)
+        subscription.wait_newer(20)
+        for table in (fed, events):
+            table.changes(after=before).to_arrow()
+            assert len(list(table.changes(after=before, until=last))) <= 1
+
     # -- checks
 
     def check(self, *, least: int, most: int) -> None:
@@ -123,7 +146,7 @@ def interrupt_everywhere(ledger: Ledger, act: Callable[[], None], *, first: int,
 
 
 WRITES = ["merge", "batch"]
-OTHERS = ["work", "maintain", "make_and_drop", "read"]
+OTHERS = ["work", "maintain", "make_and_drop", "read", "follow", "put"]
 
 
 @pytest.mark.parametrize("name", WRITES + OTHERS)
@@ -132,7 +155,16 @@ def test_an_interrupt_at_any_point_leaves_a_store_that_goes_on(tmp_path: Path, n
     ledger = Ledger(tmp_path)
     for _ in range(3):
         ledger.batch()
-    steps = {"merge": 7, "batch": 23, "work": 37, "maintain": 61, "make_and_drop": 41, "read": 53}
+    steps = {
+        "merge": 7,
+        "batch": 23,
+        "work": 37,
+        "maintain": 61,
+        "make_and_drop": 41,
+        "read": 53,
+        "follow": 97,
+        "put": 11,
+    }
     assert interrupt_everywhere(ledger, getattr(ledger, name), first=offset, step=steps[name]) > 10
 
 
@@ -212,3 +244,39 @@ def test_the_check_notices_a_batch_that_is_written_twice(tmp_path: Path, monkeyp
 
 def test_an_interrupt_is_none_of_our_errors() -> None:
     assert not issubclass(Interrupt, Exception)
+
+
+def test_interrupted_readers_of_feeds_keep_no_files(tmp_path: Path) -> None:
+    """What an interrupt left of a reader is gone: retention may remove the files, and no one waits for a marker."""
+    ledger = Ledger(tmp_path)
+    ledger.follow()
+    for _ in every_point(ledger.follow, first=5, step=211):
+        gc.collect()
+        machines = [one.machine for one in ledger.store._dispatcher.partitions()]
+        assert [type(machine) for machine in machines if machine.is_read()] == [], where[-1]
+        assert not ledger.store.port.listeners, where[-1]
+    feeds = [ledger.store.kv("fed").changes().to_arrow(), ledger.store.queue("fed_events").changes().to_arrow()]
+    ledger.reopen()
+    for feed, table in zip(feeds, (ledger.store.kv("fed"), ledger.store.queue("fed_events")), strict=True):
+        assert table.changes().to_arrow().equals(feed)
+    ledger.store.close()
+
+
+def acknowledged_messages(path: Path) -> tuple[int, int]:
+    """Put messages after each interrupt of a put; return how many were acknowledged, and how many are there."""
+    ledger, told = Ledger(path), 0
+    events = ledger.store.queue("fed_events")
+    for _ in every_point(lambda: (events.put(b"interrupted"), events.put(b"interrupted too"))):
+        events.put(b"told")
+        events.put_many([b"told"] * 2)
+        ledger.store.flush()
+        told += 3
+    ledger.reopen()
+    found = sum(message.payload == b"told" for message in ledger.store.queue("fed_events").read(limit=100_000))
+    ledger.store.close()
+    return told, found
+
+
+def test_an_interrupted_put_takes_no_message_of_others_with_it(tmp_path: Path) -> None:
+    told, found = acknowledged_messages(tmp_path)
+    assert told == found > 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import threading
@@ -19,6 +20,7 @@ from penstock.errors import Backpressure, CorruptionError, Invalid, NotFound, St
 from penstock.host.os_files import OsFileSystem
 from penstock.kinds import partitions_of
 from penstock.manifest.manifest import Manifest
+from penstock.registry import QUEUE
 from penstock.store import backup_folder
 from penstock.store.backup import Backup
 from penstock.store.identity import read_uuid
@@ -522,3 +524,162 @@ def test_a_damaged_listing_of_another_backup_does_not_matter(store: penstock.Sto
         store.backup(tmp_path / "backups")  # it cannot tell which files the damaged one shares
     shutil.rmtree(tmp_path / "backups" / "000001")
     assert store.backup(tmp_path / "backups").number == 3
+
+
+@pytest.mark.parametrize("inside", ["", "files/copy", "000001/copy", "copy"])
+def test_a_restore_into_the_folder_of_backups_is_refused(store: penstock.Store, tmp_path: Path, inside: str) -> None:
+    """The next backup would remove it."""
+    store.backup(tmp_path / "backups")
+    with pytest.raises(Invalid, match="is not beside the folder of backups"):
+        penstock.restore(tmp_path / "backups", tmp_path / "backups" / inside)
+    assert not (tmp_path / "backups" / inside / "STORE").exists()
+
+
+@pytest.mark.parametrize("how", ["cut", "flip", "lose"])
+def test_a_damaged_copy_is_not_listed_again(store: penstock.Store, tmp_path: Path, how: str) -> None:
+    write_round(store, 0)
+    store.compact("users")
+    store.backup(tmp_path / "backups")
+    for path in (tmp_path / "backups" / "files").rglob("*.sst"):
+        content = path.read_bytes()
+        if how == "lose":
+            path.unlink()
+        else:
+            path.write_bytes(content[:-1] if how == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
+    store.backup(tmp_path / "backups")
+    assert penstock.check_backup(tmp_path / "backups", number=1) != []
+    assert penstock.check_backup(tmp_path / "backups", number=2) == []
+    with penstock.open(restored(tmp_path)) as copy:
+        assert rounds_of(copy) == 1
+
+
+UNREADABLE = (r"tables/.*\.sst", r"tables/.*\.data", r"tables/.*manifest\.", r"tables/.*-log/", r"tables/.*-snapshot/")
+
+
+@pytest.mark.parametrize("pattern", UNREADABLE)
+def test_files_that_cannot_be_read_are_named_by_a_check(
+    store: penstock.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    """A bad sector does not end the check: it is one of the damages."""
+    for number in range(3):
+        write_round(store, number)
+    store.compact("users")
+    store.keep_snapshot("users")
+    write_round(store, 3)
+    store._consensus.roll()
+    store.checkpoint()
+    assert store.check().ok
+    opened = OsFileSystem.open
+
+    def fail(self: OsFileSystem, path: str, **options: Any) -> Any:
+        if re.search(pattern, path) and not options.get("write"):
+            raise OSError(5, "Input/output error", path)
+        return opened(self, path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OsFileSystem, "open", fail)
+        for partition in partitions_of(store.port.table("events")):  # type: ignore[arg-type]
+            store._port.machine(partition).queue._reader.forget()  # type: ignore[attr-defined]
+        damage = store.check().damage
+    assert damage
+    assert all(re.search(pattern, one.path) and "cannot be read (Input/output error)" in one.reason for one in damage)
+    assert store.check().ok
+
+
+def test_the_journal_is_checked_although_its_beginning_is_dropped_many_times(
+    store: penstock.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_round(store, 0)
+    store.flush()
+    path = max((tmp_path / "store" / "journal").glob("*.log"))
+    with path.open("r+b") as file:
+        file.seek(300)
+        byte = file.read(1)
+        file.seek(300)
+        file.write(bytes([byte[0] ^ 1]))
+    kind, calls = type(store._consensus), list[int]()
+    records, begins = kind.records, int(store._consensus.first)
+
+    def dropped(self: Any, start: int) -> Any:
+        calls.append(start)
+        if len(calls) <= 20:
+            raise NotFound("its beginning was dropped")
+        return records(self, begins)
+
+    monkeypatch.setattr(kind, "records", dropped)
+    monkeypatch.setattr(kind, "committed", property(lambda self: 100))
+    monkeypatch.setattr(kind, "first", property(lambda self: begins + len(calls)))
+    assert path.name in " ".join(damage.path for damage in store.check().damage)
+    monkeypatch.undo()
+    with path.open("r+b") as file:
+        file.seek(300)
+        file.write(byte)
+
+
+def test_a_failed_repair_ends_the_service_of_its_table(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of a shard before were replaced: leases on their messages must not be used any more."""
+    write_round(store, 0)
+    store.keep_snapshot("events")
+    messages = store.queue("events").consumer("router").get(10)
+    assert messages
+    repair, done = type(store._snapshots).repair, list[int]()
+
+    def fail(self: Any, number: Any) -> Any:
+        if done:
+            raise CorruptionError("a snapshot", 0, "it is damaged")
+        done.append(1)
+        return repair(self, number)
+
+    monkeypatch.setattr(type(store._snapshots), "repair", fail)
+    before = store._port._services.known(store.port.table("events").table_id)  # type: ignore[union-attr]
+    with pytest.raises(CorruptionError):
+        store.repair("events")
+    assert store._port._services.known(store.port.table("events").table_id) is not before  # type: ignore[union-attr]
+
+
+def test_a_service_is_made_once_although_another_one_ends(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, services = type(QUEUE), store._port._services
+    info = store.port.table("events")
+    assert info is not None
+    made, active, most, go = kind.service, [0], [0], threading.Event()
+
+    def service(self: Any, *arguments: Any) -> Any:
+        active[0] += 1
+        most[0] = max(most[0], active[0])
+        go.wait(20)
+        active[0] -= 1
+        return made(self, *arguments)
+
+    monkeypatch.setattr(kind, "service", service)
+    services.end(info.table_id, is_dropped=False)
+    threads = [threading.Thread(target=services.of, args=(info,)) for _ in range(2)]
+    threads[0].start()
+    while not active[0]:
+        time.sleep(0.001)
+    services.end(info.table_id, is_dropped=False)  # as a repair does
+    threads[1].start()
+    threads[1].join(0.1)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+def test_a_compaction_waits_for_a_late_table_no_longer_than_told(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, waits = store._port.machine, list[float]()
+
+    caller = threading.current_thread()
+
+    def waited(partition: Any, timeout_s: float = 60.0) -> Any:
+        if threading.current_thread() is caller:  # the store's own tasks ask, too
+            waits.append(timeout_s)
+        return machine(partition, timeout_s)
+
+    monkeypatch.setattr(store._port, "machine", waited)
+    store.compact("users", timeout_s=5.0)
+    assert len(waits) == 2
+    assert max(waits) <= 5.0

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from store_model import SETTINGS, open_simulated
 
+import penstock
 from penstock.errors import DiskFull, NotFound, OutcomeUnknown, PenstockError, RetryLater
 from penstock.host.file_errors import ran_out_of_space
 from penstock.store.settings import StoreSettings
@@ -37,6 +38,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting is not permitted here")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_copy_without_room_names_the_disk_that_is_full(small_disk: Path, tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "roomy")) as store:
+        store.kv("rows").put(b"large", os.urandom(1 << 20), durable=True)
+        store.backup(tmp_path / "backups")
+        for left, target in ((512 << 10, "middle"), (0, "beginning")):  # of the backup, where it finds no room
+            with (small_disk / f"before {target}").open("wb") as others:
+                free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+                if free > left:
+                    os.posix_fallocate(others.fileno(), 0, free - left)
+            with pytest.raises(DiskFull, match=f"^{small_disk}/{target} has no room, its disk is full"):
+                store.backup(small_disk / target)
+    with pytest.raises(DiskFull, match=f"^{small_disk}/copy has no room, its disk is full"):
+        penstock.restore(tmp_path / "backups", small_disk / "copy")
 
 
 def put_rows(store: Store, number: int) -> None:
@@ -198,8 +214,9 @@ def test_the_control_a_store_that_does_not_mend(small_disk: Path, monkeypatch: p
     ballast = small_disk / "ballast"
     store = open_store(str(small_disk / "store"), settings=replace(SMALL, flush_interval_s=600.0))
     store.kv("rows").put(b"before", b"x", durable=True)
-    for number in range(1_500):
+    for number in range(2_600):  # some are flushed at once, because the put before them was waited for
         put_rows(store, number)
+    assert store.statistics().pending_bytes > SMALL.reserve_bytes
     ballast.write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
     with pytest.raises(PenstockError):
         store.flush()

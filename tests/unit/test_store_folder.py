@@ -92,7 +92,7 @@ def test_a_folder_that_is_gone_is_one_line(path: Path) -> None:
             try:
                 act()
             except penstock.errors.PenstockError as error:
-                print(type(error).__name__, error)
+                print(type(error).__name__, error, flush=True)
         os._exit(0)
     """
     code = "import os, sys, time, penstock\n" + textwrap.dedent(program)

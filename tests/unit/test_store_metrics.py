@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import penstock
 import penstock.aio
-from penstock.cli.commands import app
+from penstock.cli.program import app
 from penstock.errors import Backpressure, Closed, Invalid, PartitionPaused, Poisoned, WaitExpired
 from penstock.kv.machine import KvMachine
 from penstock.log import LogSettings

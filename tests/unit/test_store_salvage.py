@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,11 @@ import pytest
 from backup_kill_child import make_tables, write_round
 
 import penstock
-from penstock.errors import CorruptionError, Invalid, NotFound, StoreLocked
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, PartitionPaused, StoreLocked
+from penstock.host.clock import SystemClock
+from penstock.queue.kind import QueueKind
+from penstock.store import salvage
+from penstock.store.snapshot_port import SnapshotPort
 
 ROUNDS = 40
 
@@ -126,3 +133,100 @@ def test_wrong_arguments(sound: Path, tmp_path: Path) -> None:
         penstock.salvage(tmp_path / "store", tmp_path / "another")
     assert not (tmp_path / "another").exists()
     penstock.salvage(tmp_path / "store", tmp_path / "another")  # it can be tried again
+
+
+def test_an_interrupt_ends_it(sound: Path, tmp_path: Path) -> None:
+    """It is not taken for damage: no report tells of rows that were never tried."""
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) > 2
+
+    with pytest.raises(Closed, match="the salvage was interrupted"):
+        salvage.salvage_store(
+            str(sound),
+            lambda: penstock.open(tmp_path / "rescued"),
+            clock=SystemClock(),
+            random=random.Random(1),
+            stop=stop,
+        )
+    assert len(asked) == 3
+
+
+def test_errors_of_the_new_store_are_not_damage(
+    sound: Path, written: dict[str, set[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = penstock.Store.load
+
+    def fail(self: penstock.Store, name: str, rows: Any, **options: Any) -> Any:
+        if name == "metrics":
+            raise error
+        return load(self, name, rows, **options)
+
+    monkeypatch.setattr(penstock.Store, "load", fail)
+    error: Exception = DiskFull("the disk is full")
+    with pytest.raises(DiskFull):
+        penstock.salvage(sound, tmp_path / "full")
+    error = Invalid("a label is too long")  # rows that a newer rule refuses: the others are copied
+    report = penstock.salvage(sound, tmp_path / "rescued")
+    assert report.damage == []
+    assert report.lost == [f"{ROUNDS} rows of metrics, which the new store refuses: a label is too long"]
+    assert contents(tmp_path / "rescued") == {**written, "metrics": set()}
+
+
+def test_large_tables_are_read_in_pieces(
+    sound: Path, written: dict[str, set[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges: list[tuple[int, bytes]] = []
+    scan = SnapshotPort.scan_arrow
+
+    def scanned(self: SnapshotPort, partition: Any, start: bytes, end: bytes | None) -> Iterator[Any]:
+        ranges.append((partition, start))
+        return scan(self, partition, start, end)
+
+    monkeypatch.setattr(SnapshotPort, "scan_arrow", scanned)
+    monkeypatch.setattr(salvage, "PIECE_BYTES", 1_000)
+    report = penstock.salvage(sound, tmp_path / "rescued")
+    assert (report.lost, report.damage) == ([], [])
+    counts = Counter(partition for partition, _ in ranges)
+    assert len(ranges) == len(set(ranges))
+    assert sum(count > 5 for count in counts.values()) >= 1  # of a queue; a few rows of others are one piece
+    assert contents(tmp_path / "rescued") == written
+
+
+def test_a_shard_that_fails_between_two_pieces_is_not_copied_twice(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = SnapshotPort.scan_arrow
+
+    def scanned(self: SnapshotPort, partition: Any, start: bytes, end: bytes | None) -> Iterator[Any]:
+        if start > b"\0" * 7 + b"\x05":
+            raise PartitionPaused("its files do not answer")
+        return scan(self, partition, start, end)
+
+    monkeypatch.setattr(SnapshotPort, "scan_arrow", scanned)
+    monkeypatch.setattr(salvage, "PIECE_BYTES", 1_000)
+    report = penstock.salvage(sound, tmp_path / "rescued")
+    assert 0 < report.rows["events"] < ROUNDS
+    assert [lost for lost in report.lost if "of events: its files do not answer" in lost]
+
+
+def test_messages_in_the_files_of_a_queue_that_cannot_be_opened(
+    sound: Path, written: dict[str, set[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(sound, copy)
+    for path in copy.glob("tables/*/*/manifest.*"):
+        path.write_bytes(b"damaged")
+    report = penstock.salvage(copy, tmp_path / "rescued")
+    assert contents(tmp_path / "rescued") == written  # the sound store was closed: all is in the files
+    assert len([lost for lost in report.lost if "parts of shard" in lost]) == 2
+    monkeypatch.setattr(QueueKind, "rows_in_files", lambda *_: iter(()))
+    assert penstock.salvage(copy, tmp_path / "without").rows["events"] == 0
+
+
+def test_a_target_inside_the_damaged_store_is_refused(sound: Path) -> None:
+    with pytest.raises(Invalid, match="is not beside the store"):
+        penstock.salvage(sound, sound / "tables" / "rescued")
+    assert not (sound / "tables" / "rescued").exists()

@@ -34,7 +34,7 @@ class Place:
     """A store on a machine whose clock goes wrong."""
 
     def __init__(self, make_clock: Callable[[Clock], SteadyClock], patch: pytest.MonkeyPatch) -> None:
-        patch.setattr("penstock.store.opening.SteadyClock", make_clock)
+        patch.setattr("penstock.store.wiring.SteadyClock", make_clock)
         self.disk, self.clock = SimulatedDisk(), FakeClock(time_us=START_US)
         self.store: Store = open_simulated(self.disk, self.clock)
         self._numbers = 0

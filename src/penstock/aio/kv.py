@@ -16,6 +16,7 @@ from penstock.kinds.changes import ChangeOptions
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.text_keys import TextKvReader, TextKvTable
 from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
+from penstock.partition.storage_options import StorageOptions
 from penstock.store.batch import StoreBatch
 from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot
@@ -133,6 +134,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["bytes"] | None = None,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncKvTable[bytes]: ...
 
     @overload
@@ -144,6 +147,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["utf8"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncKvTable[str]: ...
 
     @overload
@@ -155,6 +160,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["json"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncKvTable[Json]: ...
 
     @overload
@@ -166,6 +173,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["int64"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncKvTable[int]: ...
 
     @overload
@@ -177,6 +186,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["float64"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncKvTable[float]: ...
 
     @overload
@@ -188,6 +199,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: DecimalType,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncKvTable[Decimal]: ...
 
     @overload
@@ -199,6 +212,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: StructType,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncKvTable[dict[str, object]]: ...
 
     @overload
@@ -211,6 +226,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["bytes"] | None = None,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncTextKvTable[bytes]: ...
 
     @overload
@@ -223,6 +240,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["utf8"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncTextKvTable[str]: ...
 
     @overload
@@ -235,6 +254,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["json"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncTextKvTable[Json]: ...
 
     @overload
@@ -247,6 +268,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["int64"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncTextKvTable[int]: ...
 
     @overload
@@ -259,6 +282,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: Literal["float64"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncTextKvTable[float]: ...
 
     @overload
@@ -271,6 +296,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: DecimalType,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncTextKvTable[Decimal]: ...
 
     @overload
@@ -283,6 +310,8 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         value: StructType,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> AsyncTextKvTable[dict[str, object]]: ...
 
     async def kv(
@@ -294,11 +323,23 @@ class AsyncKvOfStore(AsyncForm[Store | RemoteStore]):
         key: KeyType | None = None,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False`."""
         find: Callable[..., Any] = self._sync.kv
         table = await self._threads.run(
-            partial(find, name, shards=shards, value=value, key=key, create=create, changes=changes)
+            partial(
+                find,
+                name,
+                shards=shards,
+                value=value,
+                key=key,
+                create=create,
+                changes=changes,
+                storage=storage,
+                encrypted=encrypted,
+            )
         )
         return (AsyncTextKvTable if isinstance(table, TextKvTable) else AsyncKvTable)(table, self._threads)
 

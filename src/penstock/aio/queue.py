@@ -109,6 +109,7 @@ class AsyncQueueView(AsyncForm[Q]):
     read_arrow = awaited(QueueView.read_arrow)
     to_arrow = awaited(QueueView.to_arrow)
     scan_arrow = iterated(QueueView.scan_arrow)
+    changes = iterated(QueueView.changes)
 
 
 class AsyncQueueTable(AsyncQueueView[QueueTable]):

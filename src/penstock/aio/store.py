@@ -15,6 +15,7 @@ from penstock.aio.kv import AsyncKvOfSnapshot, AsyncKvOfStore
 from penstock.aio.queue import AsyncQueueTable, AsyncQueueView
 from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
 from penstock.aio.vector import AsyncVectorReader, AsyncVectorTable
+from penstock.archive.master_keys import Keys
 from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteMetrics, RemoteStore
 from penstock.host.metrics import Metrics
@@ -105,6 +106,11 @@ class AsyncStore(AsyncKvOfStore):
     batch = formed(AsyncBatch, Tables.batch)
     tables = awaited(Tables.tables)
     drop = awaited(Tables.drop)
+    alter = awaited(Tables.alter)
+    describe = awaited(Tables.describe)
+    wait_for_change = awaited(Tables.wait_for_change)
+    drain = awaited(Tables.drain)
+    reactivate = awaited(Tables.reactivate)
     flush = awaited(Tables.flush)
     wait_for = awaited(Tables.wait_for)
     statistics = awaited(Tables.statistics)
@@ -141,7 +147,13 @@ class AsyncStore(AsyncKvOfStore):
 
 
 def open(  # noqa: A001 - aio.open reads well
-    path: str | Path, *, settings: StoreSettings | None = None, timeout_s: float = YIELD_S, read_only: bool = False
+    path: str | Path,
+    *,
+    settings: StoreSettings | None = None,
+    timeout_s: float = YIELD_S,
+    read_only: bool = False,
+    keys: Keys | None = None,
+    encrypt: bool | None = None,
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
     """Open the store in `path` as its owner, or to be read only, like `penstock.open`.
 
@@ -152,7 +164,15 @@ def open(  # noqa: A001 - aio.open reads well
     >>> asyncio.run(main())
     ['users']
     """
-    opens = partial(penstock.open, path, settings=settings, timeout_s=timeout_s, read_only=read_only)
+    opens = partial(
+        penstock.open,
+        path,
+        settings=settings,
+        timeout_s=timeout_s,
+        read_only=read_only,
+        keys=keys,
+        encrypt=encrypt,
+    )
     return AsyncOpening(None, opens, _close, AsyncStore)
 
 

@@ -23,14 +23,17 @@ Codec: TypeAlias = Literal["none", "zstd", "lz4"]
 CODECS: tuple[Codec, ...] = ("none", "zstd", "lz4")
 
 
+LEVEL_MIN, LEVEL_MAX = 1, 22  # of zstd
+
+
 class KeyRing(Protocol):
-    """Master keys of 32 bytes by version; they wrap the data key of each chunk."""
+    """Keys of 32 bytes by number; they wrap the data key of each chunk."""
 
     def current(self) -> int:
-        """Return the version that wraps new keys."""
+        """Return the number of the key that wraps new data keys."""
 
     def key(self, version: int) -> bytes:
-        """Return the master key of a version; `NotFound` if it was removed."""
+        """Return the key of a number, which a chunk's header holds; `KeyMissing` if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +53,15 @@ class Sealing:
     """Compression and encryption of new chunks; none by default."""
 
     codec: Codec = "none"
+    level: int = 1  # of zstd: higher ones take longer to write and less space
     keys: KeyRing | None = None
     random: Random = field(default_factory=system_random)
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
             raise Invalid(f"codec {self.codec!r} is unknown: use one of {', '.join(CODECS)}")
+        if not LEVEL_MIN <= self.level <= LEVEL_MAX:
+            raise Invalid(f"a level of zstd is from {LEVEL_MIN} to {LEVEL_MAX}, not {self.level}")
 
     @property
     def plain(self) -> bool:
@@ -76,11 +82,22 @@ class Chunk(Protocol):
         """The size of the content in bytes."""
 
     @property
+    def encrypted(self) -> bool:
+        """Whether its blocks are encrypted, and so authenticated."""
+
+    @property
+    def lazy(self) -> bool:
+        """Whether bytes of `view` are valid only once `read` has returned them."""
+
+    @property
     def view(self) -> memoryview | None:
-        """The whole content, if it is mapped; None if it is decoded block by block."""
+        """The whole content, if it is mapped or kept in memory; None if it is decoded block by block each time."""
 
     def read(self, start: int, end: int) -> memoryview:
         """Return the bytes [start, end) of the content; `CorruptionError` if they are missing or damaged."""
+
+    def read_again(self, start: int, end: int) -> memoryview:
+        """Return the bytes [start, end) from the file, although they may be in memory."""
 
     def close(self) -> None: ...
 

@@ -10,7 +10,7 @@ Thread: any.
 from __future__ import annotations
 
 from penstock.archive.chunk import PLAIN, Chunk, ChunkIdentity, ChunkWriter, KeyRing, Sealing
-from penstock.archive.framed import MAGIC, FramedChunk, FramedWriter
+from penstock.archive.framed import MAGIC, FramedChunk, FramedWriter, StoredBlocks
 from penstock.archive.plain import PlainChunk, PlainWriter
 from penstock.host.files import FileSystem
 
@@ -22,16 +22,28 @@ def create_chunk(fs: FileSystem, path: str, identity: ChunkIdentity, sealing: Se
     return FramedWriter(fs, path, identity, sealing)
 
 
-def open_chunk(fs: FileSystem, path: str, keys: KeyRing | None = None) -> Chunk:
-    """Open a chunk of either kind."""
+def open_chunk(fs: FileSystem, path: str, keys: KeyRing | None = None, *, resident: bool = False) -> Chunk:
+    """Open a chunk of either kind; without `keys`, those that were lent to this process (`table_keys`) are used.
+
+    `resident`: keep what is decoded in memory while it is open, if there is room (`framed.decoded_memory`).
+    """
     file = fs.open(path)
     try:
         size = file.size()
         if file.pread(len(MAGIC), 0) == MAGIC:
-            return FramedChunk(file, size, keys)
+            return FramedChunk(file, size, keys, resident=resident)
         view = file.map(size)
     except BaseException:
         file.close()
         raise
     file.close()  # the mapping stays
     return PlainChunk(path, view)
+
+
+def is_encrypted(fs: FileSystem, path: str) -> bool:
+    """Whether a chunk is encrypted; `CorruptionError` if that cannot be told."""
+    file = fs.open(path)
+    try:
+        return file.pread(len(MAGIC), 0) == MAGIC and StoredBlocks(file, file.size()).header.cipher > 0
+    finally:
+        file.close()

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.archive.chunk import CODECS, ChunkIdentity, KeyRing, Sealing, crc32c
-from penstock.archive.plain import WRITE_BYTES, PlainWriter, TemporaryFile
-from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
+from penstock.archive.plain import TemporaryFile
+from penstock.archive.table_keys import lent_keys
+from penstock.errors import CorruptionError, Invalid, KeyMissing, UnsupportedVersion, WrongKey
+from penstock.host import threads
 from penstock.host.files import Buffer, File, FileSystem
+from penstock.host.mappings import anonymous_memory
 from penstock.host.randomness import Random
 
 BLOCK_BYTES = 1 << 16
@@ -37,11 +40,36 @@ _TABLE_BLOCK = 0xFFFFFFFF  # the block number under which the table is authentic
 _BLOCKS_MAX = _TABLE_BLOCK - 1
 
 
+class DecodedMemory:
+    """The memory that decoded chunks may keep, in this process."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._lock = threads.lock("archive.decoded")
+        self._used = 0  # guarded by _lock
+
+    def reserve(self, size: int) -> bool:
+        """Take memory for a chunk; False if there is not enough left."""
+        with self._lock:
+            if self._used + size > self.bytes_max:
+                return False
+            self._used += size
+            return True
+
+    def release(self, size: int) -> None:
+        """Give back what `reserve` took."""
+        with self._lock:
+            self._used -= size
+
+
+decoded_memory = DecodedMemory(256 << 20)
+
+
 class _Cipher:
     """AES-256-GCM with a chunk's data key. A key encrypts one chunk only, so block numbers serve as nonces."""
 
     def __init__(self, data_key: bytes, identity: ChunkIdentity, codec: int) -> None:
-        self._aead = _aes_gcm(data_key)
+        self._aead = aes_gcm(data_key)
         self._context = struct.pack("<16sQB", identity.store, identity.chunk_id, codec)
 
     def _nonce_and_context(self, block: int, count: int) -> tuple[bytes, bytes]:
@@ -64,20 +92,22 @@ class _Cipher:
         return opened
 
 
-def _aes_gcm(key: bytes) -> Any:
+def aes_gcm(key: bytes) -> Any:
+    """Return AES-256-GCM with a key; `Invalid` if the package for it is not installed."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
         raise Invalid(
-            "encrypted chunks need the package cryptography: install it with pip install 'penstock[crypto]'"
+            "encrypted tables need the package cryptography: install it with pip install 'penstock[crypto]'"
         ) from None
     return AESGCM(key)
 
 
-def _arrow_codec(codec: int) -> Any:
+def arrow_codec(codec: int, level: int = 1) -> Any:
+    """Return Arrow's implementation of a codec, by its number in CODECS."""
     from pyarrow import Codec as ArrowCodec
 
-    return ArrowCodec("zstd", compression_level=1) if codec == 1 else ArrowCodec("lz4_raw")
+    return ArrowCodec("zstd", compression_level=level) if codec == 1 else ArrowCodec("lz4_raw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +160,7 @@ class FramedWriter:
     def __init__(self, fs: FileSystem, path: str, identity: ChunkIdentity, sealing: Sealing) -> None:
         self._identity = identity
         self._codec = CODECS.index(sealing.codec)
-        self._compress = _arrow_codec(self._codec).compress if self._codec else None
+        self._compress = arrow_codec(self._codec, sealing.level).compress if self._codec else None
         self._cipher: _Cipher | None = None
         self._wrapping = (0, bytes(12), bytes(48))
         if sealing.keys is not None:
@@ -200,32 +230,56 @@ class FramedWriter:
         self._out.abort()
 
 
-class FramedChunk:
-    """Content decoded block by block, with a cache of a few blocks."""
+class StoredBlocks:
+    """The blocks of a framed chunk as they are in its file: none is used before its checksum matched."""
 
-    def __init__(self, file: File, file_bytes: int, keys: KeyRing | None) -> None:
+    def __init__(self, file: File, file_bytes: int) -> None:
         self._file = file
-        self._header = header = _Header.read(file, file_bytes)
-        table_at = file_bytes - header.blocks * _ENTRY.size
-        table = file.pread(header.blocks * _ENTRY.size, table_at)
-        if crc32c is not None and crc32c(table) != header.table_sum:
+        self.header = header = _Header.read(file, file_bytes)
+        self.table_at = table_at = file_bytes - header.blocks * _ENTRY.size
+        self.table = file.pread(header.blocks * _ENTRY.size, table_at)
+        if crc32c is not None and crc32c(self.table) != header.table_sum:
             raise CorruptionError(file.path, table_at, "the block table's checksum does not match")
-        self._entries = list(_ENTRY.iter_unpack(table))
-        self._starts = [HEADER_BYTES]
-        for stored, _ in self._entries:
+        self.entries = list(_ENTRY.iter_unpack(self.table))
+        self.starts = [HEADER_BYTES]
+        for stored, _ in self.entries:
             if (stored & ~_RAW) > BLOCK_BYTES + _TAG_BYTES:
                 raise CorruptionError(file.path, table_at, "a block is longer than a block can be")
-            self._starts.append(self._starts[-1] + (stored & ~_RAW))
-        if self._starts[-1] != table_at:
+            self.starts.append(self.starts[-1] + (stored & ~_RAW))
+        if self.starts[-1] != table_at:
             raise CorruptionError(file.path, table_at, "the blocks do not fill the file")
-        self._decompress = _arrow_codec(header.codec).decompress if header.codec else None
+
+    def read(self, number: int) -> bytes:
+        """Return the bytes of a block."""
+        at, (stored, checksum) = self.starts[number], self.entries[number]
+        data = self._file.pread(stored & ~_RAW, at)
+        if len(data) != stored & ~_RAW or (crc32c is not None and crc32c(data) != checksum):
+            raise CorruptionError(self._file.path, at, f"block {number} is not what was written")
+        return data
+
+
+class FramedChunk:
+    """Content decoded block by block: into memory that stays while it is open, or into a cache of a few blocks."""
+
+    lazy = True
+
+    def __init__(self, file: File, file_bytes: int, keys: KeyRing | None, *, resident: bool = False) -> None:
+        self._file = file
+        self._blocks = StoredBlocks(file, file_bytes)
+        self._header = header = self._blocks.header
+        self._decompress = arrow_codec(header.codec).decompress if header.codec else None
         self._cipher = _unwrap(header, file.path, keys) if header.cipher else None
         if self._cipher is not None:
-            extra = table + struct.pack("<Q", header.size)
+            extra = self._blocks.table + struct.pack("<Q", header.size)
             if self._cipher.open(header.table_tag, _TABLE_BLOCK, header.blocks, extra) is None:
-                raise CorruptionError(file.path, table_at, "the block table was not authenticated with this key")
+                at = self._blocks.table_at
+                raise CorruptionError(file.path, at, "the block table was not authenticated with this key")
         self._lock = threading.Lock()
         self._cache: OrderedDict[int, bytes] = OrderedDict()  # guarded by _lock
+        self._decoded = bytearray(header.blocks)  # one flag per block of `_resident`
+        self._resident: Any = None  # memory as large as the content; what was not decoded yet takes no space
+        if resident and header.size and decoded_memory.reserve(header.size):
+            self._resident = anonymous_memory(header.size)
 
     @property
     def path(self) -> str:
@@ -240,16 +294,40 @@ class FramedChunk:
         return self._header.identity
 
     @property
+    def encrypted(self) -> bool:
+        return self._cipher is not None
+
+    @property
     def view(self) -> memoryview | None:
-        return None
+        return None if self._resident is None else memoryview(self._resident)
 
     def read(self, start: int, end: int) -> memoryview:
+        first, last = self._blocks_of(start, end)
+        resident = self._resident
+        if resident is not None:
+            number = self._decoded.find(0, first, last)
+            while number >= 0:
+                block = self._open_block(number)
+                resident[number * BLOCK_BYTES : number * BLOCK_BYTES + len(block)] = block
+                self._decoded[number] = 1  # after the bytes: another thread reads them without a lock
+                number = self._decoded.find(0, number + 1, last)
+            return memoryview(resident)[start:end]
+        cache = last - first <= CACHED_BLOCKS // 4  # a long read would only flush the cache
+        return self._joined([self._block(i, cache) for i in range(first, last)], start, end)
+
+    def read_again(self, start: int, end: int) -> memoryview:
+        first, last = self._blocks_of(start, end)
+        return self._joined([self._open_block(i) for i in range(first, last)], start, end)
+
+    def _blocks_of(self, start: int, end: int) -> tuple[int, int]:
         if not 0 <= start <= end <= self.size:
             raise CorruptionError(self.path, self.size, f"bytes {start} to {end} are missing")
-        first, last = start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
-        cache = last - first <= CACHED_BLOCKS // 4  # a long read would only flush the cache
-        data = b"".join([self._block(i, cache) for i in range(first, last)])
-        return memoryview(data)[start - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
+        return start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+
+    def _joined(self, blocks: list[bytes], start: int, end: int) -> memoryview:
+        base = start // BLOCK_BYTES * BLOCK_BYTES
+        data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
+        return memoryview(data)[start - base : end - base]
 
     def _block(self, number: int, cache: bool) -> bytes:
         with self._lock:
@@ -266,13 +344,8 @@ class FramedChunk:
         return block
 
     def _open_block(self, number: int) -> bytes:
-        at = self._starts[number]
-        stored, checksum = self._entries[number]
-        raw = stored & _RAW
-        data = self._file.pread(stored & ~_RAW, at)
-        if len(data) != stored & ~_RAW or (crc32c is not None and crc32c(data) != checksum):
-            raise CorruptionError(self.path, at, f"block {number} is not what was written")
-        count = self._header.blocks
+        at, raw = self._blocks.starts[number], self._blocks.entries[number][0] & _RAW
+        data, count = self._blocks.read(number), self._header.blocks
         if self._cipher is not None:
             opened = self._cipher.open(data, number, count if number + 1 == count else 0, bytes([raw >> 31]))
             if opened is None:
@@ -289,61 +362,54 @@ class FramedChunk:
         return data
 
     def close(self) -> None:
+        if self._resident is not None:
+            self._resident = None  # freed with the last slice of it
+            decoded_memory.release(self._header.size)
         self._file.close()
+
+
+def damaged_blocks(fs: FileSystem, path: str) -> list[CorruptionError]:
+    """Check a framed chunk as far as that needs no key: its header, its table, and the checksum of every block."""
+    file, damage = fs.open(path), list[CorruptionError]()
+    try:
+        blocks = StoredBlocks(file, file.size())
+        for number in range(blocks.header.blocks):
+            try:
+                blocks.read(number)
+            except CorruptionError as error:
+                damage.append(error)
+    except CorruptionError as error:
+        damage.append(error)
+    finally:
+        file.close()
+    return damage
 
 
 def _wrap(data_key: bytes, keys: KeyRing, identity: ChunkIdentity, random: Random) -> tuple[int, bytes, bytes]:
     version = keys.current()
     nonce = random.randbytes(12)
     context = struct.pack("<16sQQ", identity.store, identity.chunk_id, version)
-    return version, nonce, _aes_gcm(keys.key(version)).encrypt(nonce, data_key, context)
+    return version, nonce, aes_gcm(keys.key(version)).encrypt(nonce, data_key, context)
 
 
 def _data_key(header: _Header, path: str, keys: KeyRing | None) -> bytes:
-    if keys is None:
-        raise Invalid(f"{path} is encrypted: open it with the store's keys")
+    """Unwrap a chunk's data key with `keys`, or with what was lent to this process."""
     from cryptography.exceptions import InvalidTag
 
-    aead = _aes_gcm(keys.key(header.key_version))
+    failure: KeyMissing | WrongKey = KeyMissing(f"{path} is encrypted: open the store with keys=")
     context = struct.pack("<16sQQ", header.identity.store, header.identity.chunk_id, header.key_version)
-    try:
-        data_key: bytes = aead.decrypt(header.key_nonce, header.wrapped, context)
-    except InvalidTag:
-        raise CorruptionError(path, 0, f"master key {header.key_version} does not unwrap its data key") from None
-    return data_key
+    for ring in lent_keys(header.identity.store) if keys is None else (keys,):
+        try:
+            data_key: bytes = aes_gcm(ring.key(header.key_version)).decrypt(header.key_nonce, header.wrapped, context)
+        except KeyMissing as error:
+            failure = error
+        except InvalidTag:
+            failure = WrongKey(f"{path}: key {header.key_version} is not the one that it was encrypted with")
+        else:
+            return data_key
+    raise failure
 
 
 def _unwrap(header: _Header, path: str, keys: KeyRing | None) -> _Cipher:
-    _aes_gcm(bytes(32))  # first: a missing package has an error message of its own
+    aes_gcm(bytes(32))  # first: a missing package has an error message of its own
     return _Cipher(_data_key(header, path, keys), header.identity, header.codec)
-
-
-def rewrap(fs: FileSystem, path: str, keys: KeyRing, random: Random) -> bool:
-    """Wrap an encrypted chunk's data key with the current master key; False if it already is.
-
-    The chunk is copied with a new header and replaced as a whole: its blocks do not change.
-    """
-    file = fs.open(path)
-    try:
-        size = file.size()
-        if file.pread(len(MAGIC), 0) != MAGIC:
-            return False
-        old = _Header.read(file, size)
-        if not old.cipher or old.key_version == keys.current():
-            return False
-        wrapping = _wrap(_data_key(old, path, keys), keys, old.identity, random)
-        new = _Header(
-            old.codec, old.cipher, old.identity, old.size, old.blocks, old.table_sum, *wrapping, old.table_tag
-        )
-        out = PlainWriter(fs, path)
-        try:
-            out.write(new.pack())
-            for at in range(HEADER_BYTES, size, WRITE_BYTES):
-                out.write(file.pread(min(WRITE_BYTES, size - at), at))
-            out.finish()
-        except BaseException:
-            out.abort()
-            raise
-        return True
-    finally:
-        file.close()

@@ -73,6 +73,9 @@ class PlainWriter:
 class PlainChunk:
     """Mapped content."""
 
+    lazy = False
+    encrypted = False
+
     def __init__(self, path: str, view: memoryview) -> None:
         self._path = path
         self._view: memoryview | None = view
@@ -94,6 +97,8 @@ class PlainChunk:
         if self._view is None or not 0 <= start <= end <= self._size:
             raise CorruptionError(self._path, self._size, f"bytes {start} to {end} are missing")
         return self._view[start:end]
+
+    read_again = read
 
     def close(self) -> None:
         self._view = None  # unmapped when its last slice is freed

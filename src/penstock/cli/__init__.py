@@ -1,34 +1,67 @@
-"""The command `penstock`: inspect and change a store from a shell.
+"""The command `penstock`: look at a store, change it and serve it, from a shell.
 
-main          the program; every command connects, so it works beside an owner
-commands      the commands
-cluster       the commands of a cluster
-certificates  keys and certificates for a server and for members
-formatting    bytes as readable text
+main           the program; errors are one line, and the exit code says what kind they are
+app            its groups of commands, common options, and the configuration file
+session        the store that a command is about, and its output
+kv, tables, queues, series, vectors   the commands on data
+status         a page about a store, once or live; console: the pages in a browser
+jobs           background work and files
+maintenance    check, backup, restore, salvage, repair
+chunks         files of tables, and the archive
+serving        serve, http, certificates, tokens; http_process: the HTTP process beside an owner
+cluster        the commands of a cluster
+certificates   keys and certificates for a server and for members
+configuration  where options get their values from
+output, formatting, plot, logs   what is printed
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import traceback
+
+# Exit codes: 0 done; 1 something is damaged or was declined; 2 the call is wrong; and by what to do next:
+NOT_FOUND = 3
+TRY_LATER = 4
+REOPEN = 5
+RESTORE = 6
+INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command; a Penstock error prints one line and exits with code 1."""
+    """Run the command; a Penstock error prints one line."""
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not behind nohup
     if interruptible:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt during the imports just ends this process
-    from penstock.cli.cluster import app
+    from penstock.cli.program import run
     from penstock.errors import PenstockError
 
     try:
         if interruptible:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        app()
+        code = run()
+        sys.stdout.flush()
     except PenstockError as error:
+        if "--debug" in sys.argv:
+            traceback.print_exc()
         print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(1)
+        code = exit_code(error)
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)  # the reader of our output, like `head`, closed it
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader of our output, like `head`, closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush goes nowhere
+        code = 0
+    sys.exit(code)
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code of an error: what a script may do about it."""
+    from penstock.errors import FixTheCall, NotFound, PartitionPaused, Reopen, Restore, RetryLater
+
+    codes = ((NotFound, NOT_FOUND), (FixTheCall, 2), (RetryLater, TRY_LATER), (Restore, RESTORE))
+    for kind, code in codes:
+        if isinstance(error, kind):
+            return code
+    return REOPEN if isinstance(error, (Reopen, PartitionPaused)) else 1

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid
 from penstock.host.clock import SystemClock
+from penstock.host.os_files import OsFileSystem
 from penstock.host.private_files import write_new_files
 from penstock.replica.identity import IDENTITY
 
@@ -58,6 +59,45 @@ def make_certificates(folder: str, hosts: Sequence[str], days: int) -> list[str]
     )  # fmt: skip
     client = _sign("Penstock client", until, authority, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]))
     return _write(folder, {"authority": authority, "server": server, "client": client})
+
+
+def renew_member_certificate(folder: str, member: str, host: str, days: int = DAYS) -> list[str]:
+    """Sign a new certificate for a member, by the authority in `folder`; the old files get another name.
+
+    `Invalid` if the authority's key is not there.
+    """
+    until, fs = timedelta(days=whole(days, "days", 1, DAYS_MAX)), OsFileSystem()
+    authority = _load(folder, "authority")
+    both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    names = [x509.UniformResourceIdentifier(IDENTITY + member), _alternative(host)]
+    signed = _sign("Penstock member", until, authority, x509.SubjectAlternativeName(names), both)
+    for name in (f"{member}.pem", f"{member}.key"):
+        if fs.exists(f"{folder}/{name}"):
+            number = 1
+            while fs.exists(f"{folder}/{name}.old{number}"):
+                number += 1
+            fs.rename(f"{folder}/{name}", f"{folder}/{name}.old{number}")
+    return _write(folder, {member: signed})
+
+
+def _load(folder: str, name: str) -> Signed:
+    """Read a certificate and its key."""
+    try:
+        certificate = x509.load_pem_x509_certificate(_read(f"{folder}/{name}.pem"))
+        key = serialization.load_pem_private_key(_read(f"{folder}/{name}.key"), None)
+    except (OSError, ValueError) as error:
+        raise Invalid(f"{folder} lacks {name}.pem and {name}.key, which sign a certificate ({error})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise Invalid(f"{folder}/{name}.key is not a key that Penstock made")
+    return Signed(certificate, key)
+
+
+def _read(path: str) -> bytes:
+    file = OsFileSystem().open(path)
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
 
 
 def make_member_certificates(folder: str, members: Mapping[str, str], days: int = DAYS) -> list[str]:

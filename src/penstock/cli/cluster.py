@@ -1,38 +1,49 @@
-"""`penstock cluster`: make the files of a cluster, run a member, and see who leads.
+"""`penstock cluster`: make the files of a cluster, run a member, see who leads, replace one.
 
 The folder of a cluster has `cluster.toml`, `tokens.toml` and `certificates/`; every machine gets a copy of it, with the
 keys of its own member.
 
 Thread: one.
-Invariant: `init` overwrites nothing.
+Invariant: `init`, `certs` and `replace` overwrite no certificate and no key.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.table import Table
 
-from penstock.cli.commands import app, console
+from penstock.cli.app import group
+from penstock.cli.maintenance import Json
+from penstock.cli.output import Output
 from penstock.client.certificates import ServerCertificate, parse_address
 from penstock.errors import Invalid, PenstockError
+from penstock.host import threads
 from penstock.host.clock import SystemClock
+from penstock.host.file_operations import publish, remove_file
+from penstock.host.os_files import OsFileSystem
 from penstock.host.private_files import write_new_files
 from penstock.host.randomness import system_random
 from penstock.host.waiting import stop_on_signals
+from penstock.protocol import wire
+from penstock.replica.masters import HASH, Masters
+from penstock.store.identity import read_uuid
+from penstock.store.reports import StoreStatistics
 
-__all__ = ["app"]  # with these commands beside the others
-
-cluster = typer.Typer(no_args_is_help=True, help="Three replicas of one store.")
-app.add_typer(cluster, name="cluster")
+cluster = group("cluster", "Three replicas of one store.")
 
 Folder = Annotated[Path, typer.Argument(help="the folder with cluster.toml")]
 STATUS_S = 3.0
+LEADS = "leads"
+_Answer = tuple[str, StoreStatistics | None]  # the role of a member, and its statistics
+_AWAY: _Answer = ("away", None)
 
 
 class _Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,13 +56,17 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cluster: str
     members: dict[str, _Addresses]
+    masters: str = HASH
+
+    def __post_init__(self) -> None:
+        Masters(self.masters, self.members)
 
 
 def read_cluster(folder: Path) -> ClusterFile:
     """Read `cluster.toml`; `Invalid` if it is not one."""
     try:
         return msgspec.convert(tomllib.loads((folder / "cluster.toml").read_text()), ClusterFile)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (Invalid, OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise Invalid(f"{folder / 'cluster.toml'} is not the file of a cluster ({error}): see `cluster init`") from None
 
 
@@ -61,34 +76,113 @@ def init(
     member: Annotated[
         list[str], typer.Option(help="NAME=HOST:PORT, once for each; PORT for clients, PORT+1 for members")
     ],
+    store: Annotated[
+        Path | None, typer.Option("--from", help="an existing store, which the first member to run on it brings in")
+    ] = None,
+    masters: Annotated[
+        str, typer.Option(help="who is preferred for reads of a partition: hash, fixed:NAME or disabled")
+    ] = HASH,
 ) -> None:
     """Make the files of a cluster: its members, their certificates, and a token for clients."""
     from penstock.cli.certificates import make_member_certificates
 
-    hosts: dict[str, tuple[str, int]] = {}
-    for text in member:
-        name, _, address = text.partition("=")
-        if not name.isidentifier() or name in hosts:
-            raise Invalid(f"--member {text!r}: give NAME=HOST:PORT, each member once")
-        hosts[name] = parse_address(address)
+    hosts = _hosts(member)
     if len(hosts) not in {1, 3, 5}:
         raise Invalid(f"{len(hosts)} members: give three, or one or five")
+    Masters(masters, hosts)
     random = system_random()
     token = random.randbytes(24).hex()
-    lines = [f'cluster = "{random.randbytes(16).hex()}"\n']
-    for name, (host, port) in hosts.items():
-        shown = f"[{host}]" if ":" in host else host
-        lines.append(f'[members.{name}]\nclients = "{shown}:{port}"\nmembers = "{shown}:{port + 1}"\n')
+    identity = random.randbytes(16)
+    if store is not None:
+        found = read_uuid(OsFileSystem(), str(store))
+        if found is None:
+            raise Invalid(f"there is no store in {store}: give the folder of one that is closed")
+        identity = found
+    members = {name: _addresses(host, port) for name, (host, port) in hosts.items()}
+    text = _cluster_text(ClusterFile(identity.hex(), members, masters))
     digest = hashlib.sha256(token.encode()).hexdigest()
     tokens = f'[tokens.admin]\nsha256 = "{digest}"\nrights = {{ "*" = "admin" }}\n'
     try:
-        write_new_files(
-            str(folder), [("cluster.toml", "\n".join(lines).encode(), False), ("tokens.toml", tokens.encode(), False)]
-        )
+        write_new_files(str(folder), [("cluster.toml", text.encode(), False), ("tokens.toml", tokens.encode(), False)])
     except OSError as error:
         raise Invalid(f"{error.filename or folder}: {error.strerror}; give a new folder") from None
     make_member_certificates(str(folder / "certificates"), {name: host for name, (host, _) in hosts.items()})
     print(f"token={token}")
+
+
+def _hosts(members: list[str]) -> dict[str, tuple[str, int]]:
+    hosts: dict[str, tuple[str, int]] = {}
+    for text in members:
+        name, _, address = text.partition("=")
+        if not name.isidentifier() or name in hosts:
+            raise Invalid(f"--member {text!r}: give NAME=HOST:PORT, each member once")
+        hosts[name] = parse_address(address)
+    return hosts
+
+
+def _addresses(host: str, port: int) -> _Addresses:
+    shown = f"[{host}]" if ":" in host else host
+    return _Addresses(f"{shown}:{port}", f"{shown}:{port + 1}")
+
+
+def _cluster_text(config: ClusterFile) -> str:
+    lines = [f'cluster = "{config.cluster}"\nmasters = "{config.masters}"\n']
+    for name, at in config.members.items():
+        lines.append(f'[members.{name}]\nclients = "{at.clients}"\nmembers = "{at.members}"\n')
+    return "\n".join(lines)
+
+
+@cluster.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="where the files go; none is overwritten")],
+    member: Annotated[list[str], typer.Option(help="NAME=HOST, once for each")],
+) -> None:
+    """Make an authority and a certificate for each member, for a cluster that is set up by hand."""
+    from penstock.cli.certificates import make_member_certificates
+
+    hosts: dict[str, str] = {}
+    for text in member:
+        name, _, host = text.partition("=")
+        if not name.isidentifier() or not host or name in hosts:
+            raise Invalid(f"--member {text!r}: give NAME=HOST, each member once")
+        hosts[name] = host
+    for name in make_member_certificates(str(folder), hosts):
+        print(folder / name)
+
+
+@cluster.command()
+def replace(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="the member that gets a new machine or a new disk")],
+    address: Annotated[str | None, typer.Option(help="HOST:PORT of the new machine; by default the old one")] = None,
+) -> None:
+    """Prepare a new machine for a member: a new certificate, and its address in cluster.toml.
+
+    Then copy the folder to all machines and run the member there with an empty --data. It takes a snapshot of the
+    leader's store and votes when it has caught up. Members that run read the new address by themselves.
+    """
+    from penstock.cli.certificates import renew_member_certificate
+
+    config = read_cluster(folder)
+    if name not in config.members:
+        raise Invalid(f"{name} is not a member: {', '.join(config.members)} are")
+    host, port = parse_address(config.members[name].clients if address is None else address)
+    for written in renew_member_certificate(str(folder / "certificates"), name, host):
+        print(folder / "certificates" / written)
+    changed = {**config.members, name: _addresses(host, port)}
+    _write_cluster(folder, _cluster_text(ClusterFile(config.cluster, changed, config.masters)))
+    print(f"run it with an empty folder: penstock cluster run {folder} {name} --data NEW")
+
+
+def _write_cluster(folder: Path, text: str) -> None:
+    fs, temporary = OsFileSystem(), f"{folder}/cluster.toml.new"
+    remove_file(fs, temporary)
+    file = fs.create(temporary)
+    try:
+        file.pwrite(text.encode(), 0)
+        publish(fs, file, f"{folder}/cluster.toml")
+    finally:
+        file.close()
 
 
 @cluster.command()
@@ -112,11 +206,16 @@ def run(
             certificates=folder / "certificates",
             serve=parse_address(config.members[name].clients),
             tokens=folder / "tokens.toml",
+            masters=config.masters,
         )
         try:
             print(f"penstock://{config.members[name].clients}", flush=True)
             leader: str | None = ""
             while not stopping.wait(0.25):
+                with suppress(Invalid):  # while it is being written
+                    if (found := read_cluster(folder)) != config:
+                        config = found
+                        member.move({each: parse_address(at.members) for each, at in found.members.items()})
                 if member.leader != leader:
                     leader = member.leader
                     print("no leader" if leader is None else f"{leader} leads", flush=True)
@@ -125,24 +224,70 @@ def run(
 
 
 @cluster.command()
-def status(folder: Folder, token: Annotated[str, typer.Option(envvar="PENSTOCK_TOKEN", help="of a client")]) -> None:
-    """Say which members answer, and which one leads."""
+def status(
+    folder: Folder,
+    token: Annotated[str, typer.Option(envvar="PENSTOCK_TOKEN", help="of a client")],
+    json: Json = False,
+) -> None:
+    """Say which members answer, and which one leads.
+
+    `acknowledged` is the LSN up to which a member has all records on disk, as the leader knows; `masters` the number of
+    partitions whose reads it is preferred for.
+    """
     config = read_cluster(folder)
-    out = Table("member", "clients", "role")
-    for name, addresses in config.members.items():
-        out.add_row(name, addresses.clients, _role(addresses.clients, token, folder / "certificates" / "authority.pem"))
-    console.print(out)
+    found = _ask_members(folder, config, token)
+    leader = next((statistics for role, statistics in found.values() if role == LEADS), None)
+    upto, mastered = dict[str, int](), Counter[str]()
+    if leader is not None:
+        upto = {**leader.acknowledged, leader.member: leader.durable_lsn}
+        mastered = Counter(partition.master for partition in leader.partitions)
+    rows = (
+        (name, at.clients, found[name][0], upto.get(name, 0), mastered[name]) for name, at in config.members.items()
+    )
+    Output(json=json).rows(("member", "clients", "role", "acknowledged", "masters"), rows)
 
 
-def _role(address: str, token: str, authority: Path) -> str:
+def member_roles(folder: Path, token: str | None) -> Callable[[], list[dict[str, str]]]:
+    """Return a function that asks every member of a cluster for its role, for the console."""
+    read_cluster(folder)
+    if token is None:
+        raise Invalid("--cluster asks every member: give the token of a client, --token")
+
+    def ask() -> list[dict[str, str]]:
+        config = read_cluster(folder)  # again: `replace` gives a member another address
+        found = _ask_members(folder, config, token)
+        return [{"name": name, "address": at.clients, "role": found[name][0]} for name, at in config.members.items()]
+
+    return ask
+
+
+def _ask_members(folder: Path, config: ClusterFile, token: str) -> dict[str, _Answer]:
+    """Ask all members at the same time: those that are away cost one wait together."""
+    authority, answers = folder / "certificates" / "authority.pem", dict[str, _Answer]()
+
+    def ask(name: str, address: str) -> Callable[[], None]:
+        return lambda: answers.__setitem__(name, _ask_member(address, token, authority))
+
+    asking = [threads.spawn(ask(name, at.clients), name=f"penstock-ask-{name}") for name, at in config.members.items()]
+    for thread in asking:
+        thread.join()
+    return {name: answers.get(name, _AWAY) for name in config.members}
+
+
+def _ask_member(address: str, token: str, authority: Path) -> _Answer:
+    """Return the role of a member, and its statistics: None if it does not answer, or the token may not read."""
     from penstock.client.connect import RemoteOwnerLocator
     from penstock.client.connection import Connection
 
     locator = RemoteOwnerLocator(address, token, ServerCertificate(address, authority), SystemClock())
     connection = Connection(locator, clock=SystemClock(), owner_timeout_s=STATUS_S, any_member=True)
     try:
-        return "leads" if connection.owner.takes_writes else "follows"
+        role = LEADS if connection.owner.takes_writes else "follows"
+        try:
+            return role, connection.ask(wire.ReadStatistics(), StoreStatistics)
+        except PenstockError:
+            return role, None
     except PenstockError:
-        return "away"
+        return _AWAY
     finally:
         connection.close()

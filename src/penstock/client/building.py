@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from penstock.archive.storage import FileStorage
 from penstock.host import threads
 from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
@@ -39,8 +40,11 @@ def building(
     def reserve(partition: PartitionId, count: int) -> list[StagedFile]:
         return port().stage(partition, count, lease_s)
 
+    def storage_of(table_id: int) -> FileStorage:
+        return port().files_of(table_id)
+
     if read_uuid(fs, root) == uuid:
-        yield BuildContext(root, identity, reserve, time_us, threads.process_name())
+        yield BuildContext(root, identity, reserve, time_us, threads.process_name(), files_of=storage_of)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder:
 
@@ -58,4 +62,6 @@ def building(
                 finally:
                     file.close()
 
-        yield BuildContext(folder, identity, reserve_here, time_us, threads.process_name(), hand_over=send)
+        yield BuildContext(
+            folder, identity, reserve_here, time_us, threads.process_name(), hand_over=send, files_of=storage_of
+        )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.arguments import flag
+from penstock.arguments import flag, in_short
 from penstock.client.certificates import SCHEME, ServerCertificate
 from penstock.client.connection import OWNER_TIMEOUT_S, OwnerLocator
 from penstock.client.starting import StartingOwner
@@ -30,7 +31,10 @@ from penstock.host.waiting import Retries
 from penstock.protocol import locator, wire
 from penstock.protocol.folder import check_new_folder, store_folder
 
+Reads = Literal["leader", "linearizable", "local"]
+READS = ("leader", "linearizable", "local")
 MEMBER_S = 2.0  # for one member of a cluster to answer: the next one may lead
+MEMBER_ANSWER_S = 6.0  # for an answer of the leader: one that hangs does not keep its clients from the next
 OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a failed connection
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -42,6 +46,7 @@ class LocalOwnerLocator:
     """Connects to the owner of a folder on this machine."""
 
     patience_s: float | None = None
+    answer_s: float | None = None
 
     def __init__(self, path: str, *, create: bool, clock: Clock) -> None:
         self.folder = self.name = path
@@ -126,6 +131,7 @@ class RemoteOwnerLocator:
     """Connects to an owner that serves over TCP."""
 
     patience_s: float | None = None
+    answer_s: float | None = None
 
     def __init__(self, address: str, token: str, certificate: ServerCertificate, clock: Clock) -> None:
         self.name = f"{SCHEME}{address}"
@@ -155,6 +161,7 @@ class ClusterLocator:
     """Connects to the members of a cluster, one after the other, until one takes writes."""
 
     patience_s: float | None = MEMBER_S
+    answer_s: float | None = MEMBER_ANSWER_S
 
     def __init__(self, members: list[RemoteOwnerLocator], clock: Clock) -> None:
         self._clock = clock
@@ -186,6 +193,7 @@ def connect(
     timeout_s: float = OWNER_TIMEOUT_S,
     token: str | None = None,
     authority: str | Path | None = None,
+    reads: Literal["leader", "linearizable", "local"] = "leader",
 ) -> RemoteStore:
     """Connect to the store in `path`, whichever process owns it; an owner is started if there is none.
 
@@ -194,14 +202,23 @@ def connect(
     is served over TCP: it takes a `token`, and `authority`, a PEM file with the certificate that signed the server's
     (None: those the system trusts). Of a cluster, give all members: `penstock://host:port,host:port,host:port`.
 
+    `reads` is for a cluster. "leader": what the leader has applied; one that was replaced may answer for a moment
+    longer. "linearizable": each read waits until a quorum confirmed the leader, and sees every write that was
+    acknowledged before it began. "local": what the first member that answers has applied, which may be behind; such a
+    connection does not write (`NotLeader`).
+
     >>> with penstock.connect("data/", create=True) as store:
     ...     epoch = store.kv("users").put(b"ada", b"1815", durable=True)
     """
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
     create, durable = flag(create, "create"), flag(durable, "durable")
+    if reads not in READS:
+        raise Invalid(f"reads is {in_short(reads)}: give one of {', '.join(READS)}")
     clock, owner_locator = SystemClock(), _locator_of(path_text(path), create, token, authority)
-    return RemoteStore(owner_locator, durable=durable, clock=clock, random=system_random(), owner_timeout_s=timeout_s)
+    return RemoteStore(
+        owner_locator, durable=durable, clock=clock, random=system_random(), owner_timeout_s=timeout_s, reads=reads
+    )
 
 
 def _locator_of(path: str, create: bool, token: str | None, authority: str | Path | None) -> OwnerLocator:

@@ -16,7 +16,16 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.errors import Backpressure, Closed, Invalid, NotFound, OutcomeUnknown, PenstockError, WaitExpired
+from penstock.errors import (
+    Backpressure,
+    Closed,
+    Invalid,
+    NotFound,
+    NotLeader,
+    OutcomeUnknown,
+    PenstockError,
+    WaitExpired,
+)
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.forking import abandon
@@ -46,6 +55,10 @@ class OwnerLocator(Protocol):
     def patience_s(self) -> float | None:
         """How long to wait for one owner's first answer, if there may be another; None: until the deadline."""
 
+    @property
+    def answer_s(self) -> float | None:
+        """How long to wait for an answer to what may be sent to another owner; None: until the deadline."""
+
     def open(self, deadline_s: float) -> flight.FlightClient:
         """Return a line to the owner, found or started before the deadline; `WaitExpired` if there is none."""
 
@@ -71,10 +84,12 @@ class Connection:
         clock: Clock,
         owner_timeout_s: float = OWNER_TIMEOUT_S,
         any_member: bool = False,
+        linearizable: bool = False,
     ) -> None:
-        """`any_member`: of a cluster, also one that does not take writes."""
+        """`any_member`: of a cluster, also one that does not take writes. `linearizable`: reads are confirmed."""
         self._locator = locator
         self._any_member = any_member
+        self._headers = [(wire.READS_HEADER.encode(), wire.LINEARIZABLE.encode())] if linearizable else []
         self._clock = clock
         self._owner_timeout_s = owner_timeout_s
         self._lock = threads.lock("client.connection")
@@ -115,6 +130,11 @@ class Connection:
     def _left_s(self, deadline_s: float) -> float:
         return max(CALL_S_MIN, deadline_s - self._clock.monotonic_s())
 
+    def bounded(self, timeout_s: float, wait_s: float = 0.0) -> float:
+        """Return how long to wait for an owner, if the request may be sent to another one after that."""
+        answer_s = self._locator.answer_s
+        return timeout_s if answer_s is None else min(timeout_s, answer_s + wait_s)
+
     # -- asking
 
     def ask(
@@ -144,7 +164,8 @@ class Connection:
         while True:
             line = self._open(deadline_s)
             try:
-                return self._send(line, body, self._left_s(deadline_s), undo)
+                left_s = self._left_s(deadline_s)
+                return self._send(line, body, self.bounded(left_s, wait_s) if repeat else left_s, undo)
             except GoneError as gone:
                 self._drop(line)
                 if not repeat and not gone.untouched:
@@ -154,6 +175,13 @@ class Connection:
                     ) from None
                 if not retries.again():
                     raise self._no_answer(gone) from None
+            except (NotLeader, OutcomeUnknown) as changed:  # of a cluster: another member leads, or soon will
+                in_cluster = self._owner is not None and self._owner.durability == "quorum" and not self._any_member
+                if not in_cluster or not (repeat or isinstance(changed, NotLeader)):
+                    raise
+                self._drop(line)
+                if not retries.again():
+                    raise
 
     def send_once(self, request: Any, timeout_s: float) -> bytes:
         """Send a request once, over the current line or a new one; `GoneError` if no answer comes."""
@@ -186,7 +214,9 @@ class Connection:
         while True:
             line = self._open(deadline_s)
             try:
-                return self._read_page(line, wire.pack(reading), self._left_s(deadline_s))
+                left_s = self._left_s(deadline_s)
+                is_first = not isinstance(reading, wire.More)
+                return self._read_page(line, wire.pack(reading), self.bounded(left_s, wait_s) if is_first else left_s)
             except GoneError as gone:
                 self._drop(line)
                 if isinstance(reading, wire.More):
@@ -268,7 +298,7 @@ class Connection:
     # -- the line
 
     def _options(self, timeout_s: float) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=timeout_s, headers=self._locator.headers())
+        return flight.FlightCallOptions(timeout=timeout_s, headers=[*self._locator.headers(), *self._headers])
 
     def check_open(self) -> None:
         """Raise `Closed` if this connection was closed, or made before a fork."""

@@ -213,6 +213,8 @@ class RemoteFlusher:
         if not again and not self._form_message():
             return None
         sent = [outgoing.sent for outgoing in self._message if outgoing.sent is not None]
+        if not any(section.files for group in sent for section in group.sections):
+            answer_s = self._connection.bounded(answer_s)  # another member may lead, and has these tokens or not
         answer = self._connection.send_once(wire.Write(sent, again), answer_s)
         busy = self._process(wire.unpack(answer, wire.Outcomes).outcomes, again=again)
         if busy is None or not again:  # otherwise an earlier sending may still happen: keep the numbers

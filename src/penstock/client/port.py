@@ -17,12 +17,14 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from penstock.archive.storage import CodecOfLevel, FileStorage
+from penstock.archive.table_keys import TableKeyRing
 from penstock.client.building import building
 from penstock.client.connection import Connection
 from penstock.client.flusher import GROUP_BYTES_MAX, SEND_S, RemoteFlusher, WholeGroup
 from penstock.client.reading import FlightReading, FlightSnapshot
-from penstock.coordinator import Acknowledgement, CoordinatorSettings, Epoch, WriteCoordinator
-from penstock.errors import Closed, OutcomeUnknown, PenstockError, WaitExpired
+from penstock.coordinator import Acknowledgement, CoordinatorSettings, Durability, Epoch, WriteCoordinator
+from penstock.errors import Closed, KeyMissing, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.files import File
@@ -35,11 +37,11 @@ from penstock.partition.ledger import TableInfo, decode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 from penstock.partition.reference import Reference, StagedFile
 from penstock.protocol import wire
-from penstock.registry import check_altered, kind_named
+from penstock.registry import check_altered, check_configured, kind_named
 from penstock.scheduler.offers import Offer
-from penstock.store.backup import BackupReport
-from penstock.store.check import CheckReport
-from penstock.store.statistics import StoreStatistics
+from penstock.store.archive_settings import ArchiveReport, EvictReport, VerifyReport
+from penstock.store.reports import BackupReport, CheckReport, ChunkSummary, JobSummary, RotationReport, StoreStatistics
+from penstock.store.table_description import TableDescription
 from penstock.store.views import StoreView
 
 T = TypeVar("T")
@@ -62,6 +64,7 @@ class FlightPort(FlightReading):
         self._lock = threads.lock("client.port")
         self._kinds: dict[int, Kind] = {}  # guarded by _lock; by table
         self._recent: dict[str, tuple[TableInfo, float, int]] = {}  # guarded by _lock; see `recent`
+        self._table_keys: dict[int, bytes] = {}  # guarded by _lock; of encrypted tables, in memory only
         self.holder = f"client-{random.randbytes(16).hex()}"
         self._farewells: dict[tuple[int, str], bytes] = {}  # calls to make at close: their arguments
         self._flusher = RemoteFlusher(connection, self._kind_of, producer=self.holder, clock=clock, send_s=send_s)
@@ -198,6 +201,14 @@ class FlightPort(FlightReading):
     def _refuse_in_child(self, *_: Any, **__: Any) -> NoReturn:
         raise Closed("this connection was made before a fork: connect in this process")
 
+    def refuse_writes(self, error: PenstockError) -> None:
+        """Raise an error for every write from now on: the owner at the other end takes none."""
+
+        def refuse(*_: Any, **__: Any) -> NoReturn:
+            raise error
+
+        self._write_into = refuse
+
     def recover(self) -> None:
         """After a failure: send the unacknowledged writes again, with the same tokens."""
         self._coordinator.recover()
@@ -252,8 +263,17 @@ class FlightPort(FlightReading):
         self.learn(tables, now=True)
         return tables
 
-    def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
-        info = self._connection.ask(wire.CreateTable(name, kind, shards, options), TableInfo)
+    def create(
+        self,
+        name: str,
+        kind: str,
+        shards: int,
+        options: bytes,
+        storage: bytes = b"",
+        *,
+        encrypted: bool | None = None,
+    ) -> TableInfo:
+        info = self._connection.ask(wire.CreateTable(name, kind, shards, options, storage, encrypted), TableInfo)
         self.learn([info], now=True)
         return info
 
@@ -271,6 +291,47 @@ class FlightPort(FlightReading):
         self.learn([altered], now=True)
         return altered
 
+    def configure(self, info: TableInfo, storage: bytes) -> TableInfo:
+        check_configured(info, storage)
+        self._forget(info.name)
+        configured = self._connection.ask(wire.ConfigureTable(info.table_id, info.storage, storage), TableInfo)
+        self.learn([configured], now=True)
+        return configured
+
+    def describe(self, name: str) -> TableDescription:
+        """Return the description of a table."""
+        return self._connection.ask(wire.DescribeTable(name), TableDescription)
+
+    def wait_for_change(self, name: str, after: int, timeout_s: float) -> TableDescription:
+        """Wait for a later description of a table; a long wait is several requests."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while True:
+            wait_s = min(max(0.0, deadline_s - self._clock.monotonic_s()), wire.WAIT_S_MAX)
+            try:
+                return self._connection.ask(wire.WaitForChange(name, after, wait_s), TableDescription, wait_s=wait_s)
+            except WaitExpired:
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise
+
+    def drain(self, name: str, timeout_s: float) -> TableDescription:
+        """Let a table drain, with what this client wrote before."""
+        self._flush_writes()
+        self._forget(name)
+        return self._connection.ask(wire.DrainTable(name, timeout_s), TableDescription, wait_s=timeout_s)
+
+    def reactivate(self, name: str) -> TableDescription:
+        """Let a table take writes again."""
+        self._forget(name)
+        return self._connection.ask(wire.ReactivateTable(name), TableDescription)
+
+    def trigger(self, task: str) -> None:
+        """Run a background task of the owner now."""
+        self._connection.ask(wire.TriggerTask(task), None)  # type: ignore[arg-type]
+
+    def tasks(self) -> list[str]:
+        """Return the names of the owner's background tasks."""
+        return self._connection.ask(wire.ListTasks(), list[str])
+
     def troubles(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why."""
         return self._connection.ask(wire.ListTroubles(), list[Trouble])
@@ -283,6 +344,27 @@ class FlightPort(FlightReading):
         """Have the owner back the store up."""
         self._flush_writes()
         return self._connection.ask(wire.BackupStore(target, keep), BackupReport, repeat=False, wait_s=timeout_s)
+
+    def archive(self, timeout_s: float) -> ArchiveReport:
+        """Have the owner make an archive run."""
+        self._flush_writes()
+        return self._connection.ask(wire.ArchiveStore(), ArchiveReport, repeat=False, wait_s=timeout_s)
+
+    def evict(self, name: str | None, local_bytes: int, timeout_s: float) -> EvictReport:
+        """Have the owner evict files."""
+        return self._connection.ask(wire.EvictFiles(name, local_bytes), EvictReport, wait_s=timeout_s)
+
+    def rehydrate(self, name: str | None, timeout_s: float) -> int:
+        """Have the owner fetch evicted files."""
+        return self._connection.ask(wire.RehydrateFiles(name), int, wait_s=timeout_s)
+
+    def verify_archive(self, name: str | None, timeout_s: float) -> VerifyReport:
+        """Have the owner read archived objects."""
+        return self._connection.ask(wire.VerifyArchive(name), VerifyReport, wait_s=timeout_s)
+
+    def collect_archive(self, timeout_s: float) -> int:
+        """Have the owner delete objects that nothing names."""
+        return self._connection.ask(wire.CollectArchive(), int, wait_s=timeout_s)
 
     def wait_for(self, lsn: int, tables: Sequence[TableInfo], timeout_s: float) -> int:
         """Wait until tables have applied every record up to an LSN; a long wait is several requests."""
@@ -300,6 +382,23 @@ class FlightPort(FlightReading):
         self._flush_writes()
         request = wire.CompactTable(name, timeout_s)
         return self._connection.ask(request, CompactionReport, wait_s=timeout_s + COMPACT_S)
+
+    def jobs(self) -> list[JobSummary]:
+        """Return the jobs of the tables that this client may read."""
+        return self._connection.ask(wire.ListJobs(), list[JobSummary])
+
+    def retry_job(self, job: int) -> int:
+        """Enqueue a failed job once more; return the new one's number."""
+        return self._connection.ask(wire.RetryJob(job), int, repeat=False)
+
+    def run_jobs(self, name: str, timeout_s: float) -> int:
+        """Do the background work of a table that is due; the owner may take COMPACT_S for it."""
+        self._flush_writes()
+        return self._connection.ask(wire.RunJobs(name, timeout_s), int, wait_s=timeout_s + COMPACT_S)
+
+    def chunks(self, name: str) -> list[ChunkSummary]:
+        """Return the files of a table."""
+        return self._connection.ask(wire.ListChunks(name), list[ChunkSummary])
 
     def resume(self, name: str) -> list[Trouble]:
         """Let a paused table try again; return the troubles that remain."""
@@ -364,11 +463,12 @@ class FlightPort(FlightReading):
         rows_max: int = 0,
         bytes_max: int = 0,
         begin: str = "",
+        changes: bool = False,
     ) -> wire.BatchPlan:
         """Return everything that planning a batch needs, in one request: see `wire.PlanBatch`."""
         self._flush_writes()
         starts = [] if start is None else sorted(start.items())
-        request = wire.PlanBatch(list(tables), source, consumer, starts, rows_max, bytes_max, begin)
+        request = wire.PlanBatch(list(tables), source, consumer, starts, rows_max, bytes_max, begin, changes)
         plan = self._connection.ask(request, wire.BatchPlan)
         self.learn(plan.tables if plan.source is None else [*plan.tables, plan.source.table])
         return plan
@@ -390,14 +490,47 @@ class FlightPort(FlightReading):
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         return self._connection.ask(wire.StageFiles(partition, count, lease_s), list[StagedFile])
 
+    @property
+    def shares_files(self) -> bool:
+        """Whether the files of the store's folder are those that requests name. Those of a cluster's members differ."""
+        return self._connection.owner.durability != Durability.QUORUM.value
+
     def building(self, lease_s: float) -> AbstractContextManager[BuildContext]:
         owner = self._connection.owner
         root = self._connection.folder or owner.path
-        return building(lambda: self, root, (owner.identity, owner.uuid), self.time_us(), lease_s)
+        return building(
+            lambda: self, root if self.shares_files else "", (owner.identity, owner.uuid), self.time_us(), lease_s
+        )
 
-    def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
-        """Return the reference to files for a group; the owner checks and syncs them before it accepts the group."""
-        return Reference(tuple(files))
+    def files_of(self, table_id: int) -> FileStorage:
+        """Return how the files of a table are written: the owner sends its key, if it is encrypted."""
+        reply = self._connection.ask(wire.ReadStorage(table_id), wire.StorageReply)
+        codecs: list[CodecOfLevel] = reply.codecs
+        if reply.key is None:
+            return FileStorage(lambda: codecs)
+        with self._lock:
+            self._table_keys[table_id] = reply.key
+        return FileStorage(lambda: codecs, TableKeyRing(self.table_key, table_id))
+
+    def table_key(self, table_id: int) -> bytes:
+        """Return the key of an encrypted table, which the owner sends once; `KeyMissing` if it is not encrypted."""
+        with self._lock:
+            key = self._table_keys.get(table_id)
+        if key is None:
+            self.files_of(table_id)
+            with self._lock:
+                key = self._table_keys.get(table_id)
+        if key is None:
+            raise KeyMissing(f"table {table_id} is not encrypted")
+        return key
+
+    def rotate_keys(self) -> RotationReport:
+        """Wrap the keys of all encrypted tables with the owner's newest master key."""
+        return self._connection.ask(wire.RotateKeys(), RotationReport, wait_s=COMPACT_S)
+
+    def accept(self, group: PendingGroup, partition: PartitionId, files: Sequence[StagedFile]) -> None:
+        """Make files the section of a group; the owner checks and syncs them before it accepts the group."""
+        group.sections[partition] = Reference(tuple(files))
 
     def send_file(self, partition: PartitionId, staged: StagedFile, name: str, file: File) -> None:
         """Send a file that was built where the owner cannot read it; `name` is the staged file's or its index's."""

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock.arguments import seconds, whole
+from penstock.archive.table_keys import lend, take_back
+from penstock.arguments import seconds, text, whole
 from penstock.client.connection import Connection, OwnerLocator
 from penstock.client.flusher import SEND_S
 from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort
 from penstock.client.reading import FlightSnapshot
 from penstock.coordinator import Acknowledgement
-from penstock.errors import Closed, Invalid
+from penstock.errors import Closed, Invalid, NotLeader
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.randomness import Random
@@ -28,11 +29,25 @@ from penstock.lsm.manual_compaction import COMPACT_WAIT_S, CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo
 from penstock.registry import check_name
-from penstock.store.backup import BackupReport, check_target
+from penstock.store.archive_settings import (
+    LOCAL_BYTES_MAX,
+    ArchiveReport,
+    EvictReport,
+    VerifyReport,
+)
 from penstock.store.backup_folder import NUMBER_MAX
-from penstock.store.check import CheckReport
-from penstock.store.statistics import StoreStatistics
-from penstock.store.tables import StoreSnapshot, Tables, check_epoch
+from penstock.store.reports import (
+    JOB_MAX,
+    BackupReport,
+    CheckReport,
+    ChunkSummary,
+    JobSummary,
+    RotationReport,
+    StoreStatistics,
+    check_target,
+)
+from penstock.store.table_description import TableDescription
+from penstock.store.tables import DRAIN_S, GENERATION_MAX, StoreSnapshot, Tables, check_epoch
 from penstock.store.views import StoreSubscription, StoreView
 
 TIMEOUT_S_MAX = 24 * 3600.0
@@ -111,17 +126,28 @@ class RemoteStore(Tables):
         random: Random,
         owner_timeout_s: float,
         send_s: float = SEND_S,
+        reads: str = "leader",
     ) -> None:
+        """`reads`: see `connect`."""
         self._locator = locator
         self._durable = durable
         self._process = threads.process_id()
         self._closed = False
-        self._connection = Connection(locator, clock=clock, owner_timeout_s=owner_timeout_s)
+        self._connection = Connection(
+            locator,
+            clock=clock,
+            owner_timeout_s=owner_timeout_s,
+            any_member=reads == "local",
+            linearizable=reads == "linearizable",
+        )
         owner = self._connection.owner  # raises if there is no owner
         self.path = locator.folder or owner.path
         self.identity, self.uuid = owner.identity, owner.uuid
         self._port = FlightPort(self._connection, clock=clock, random=random, send_s=send_s)
+        if reads == "local":
+            self._port.refuse_writes(NotLeader("this connection reads any member: connect without reads= to write"))
         self.metrics = RemoteMetrics(self._check_usable, self._port)
+        lend(self.identity, self._port.table_key)  # for pieces that this process reads from the store's files
         self._forget_exit = threads.at_exit(self, RemoteStore.close)
         threads.after_fork(self, RemoteStore._disable_after_fork)
 
@@ -139,6 +165,11 @@ class RemoteStore(Tables):
         wait_s = self._connection.owner_timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s", math.inf)
         self._port.wait_sent(check_epoch(epoch), wait_s)
         return self._port.acknowledgement()
+
+    def rotate_keys(self) -> RotationReport:
+        """Wrap the keys of all encrypted tables with the owner's newest master key; see `Store.rotate_keys`."""
+        self._check_usable()
+        return self._port.rotate_keys()
 
     def snapshot(self, id: str | None = None, *, lease_s: float = SNAPSHOT_LEASE_S) -> RemoteSnapshot:  # noqa: A002
         """Take a snapshot of everything applied, at one LSN; with an `id`, join one that another client took.
@@ -188,6 +219,65 @@ class RemoteStore(Tables):
         self._check_usable()
         return self._port.repair(check_name(name))
 
+    def jobs(self) -> list[JobSummary]:
+        """Return the background work of the tables that this client may read: what waits, runs, and ended lately."""
+        self._check_usable()
+        return self._port.jobs()
+
+    def retry_job(self, job: int) -> int:
+        """Enqueue a job that failed for good once more; return the number of the new job."""
+        self._check_usable()
+        return self._port.retry_job(whole(job, "job", 1, JOB_MAX))
+
+    def run_jobs(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> int:
+        """Flush a table and do the compactions that are due, now; return the number of compactions."""
+        self._check_usable()
+        return self._port.run_jobs(check_name(name), seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
+
+    def chunks(self, name: str) -> list[ChunkSummary]:
+        """Return the files of a table that never change: of sorted rows, or a queue's that get no more messages."""
+        self._check_usable()
+        return self._port.chunks(check_name(name))
+
+    def describe(self, name: str) -> TableDescription:
+        """Return how a table is stored, how far each shard is, and the gates of its jobs."""
+        self._check_usable()
+        return self._port.describe(check_name(name))
+
+    def wait_for_change(self, name: str, after: int, *, timeout_s: float = 60.0) -> TableDescription:
+        """Wait until the description of a table has a later generation than `after`; return it.
+
+        Its options, or whether it drains, changed. `NotFound` as soon as it is dropped, `WaitExpired` after `timeout_s`
+        seconds.
+        """
+        self._check_usable()
+        after, timeout_s = whole(after, "after", 0, GENERATION_MAX), seconds(timeout_s, "timeout_s", math.inf)
+        return self._port.wait_for_change(check_name(name), after, timeout_s)
+
+    def drain(self, name: str, *, timeout_s: float = DRAIN_S) -> TableDescription:
+        """Refuse new rows of a table, also after a restart, and put all that was written into its files.
+
+        Reads, deletes and acknowledgements go on; writes raise `TableDraining`. Then it can be dropped, copied, or take
+        writes again (`reactivate`).
+        """
+        self._check_usable()
+        return self._port.drain(check_name(name), seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
+
+    def reactivate(self, name: str) -> TableDescription:
+        """Let a table that was drained take writes again."""
+        self._check_usable()
+        return self._port.reactivate(check_name(name))
+
+    def trigger(self, task: str) -> None:
+        """Run a background task of the owner now; `store.tasks()` names them."""
+        self._check_usable()
+        self._port.trigger(text(task, "task", 127))
+
+    def tasks(self) -> list[str]:
+        """Return the names of the owner's background tasks."""
+        self._check_usable()
+        return self._port.tasks()
+
     def troubles(self) -> list[Trouble]:
         """Return the acknowledged writes that cannot be read, and why; an empty list if all is well."""
         self._check_usable()
@@ -211,6 +301,38 @@ class RemoteStore(Tables):
         keep = None if keep is None else whole(keep, "keep", 1, NUMBER_MAX)
         folder = check_target(target, self.path)
         return self._port.backup(folder, keep, seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
+
+    def archive(self, *, timeout_s: float = WHOLE_S) -> ArchiveReport:
+        """Have the owner upload what the archive lacks, and the store as of one LSN, as `Store.archive` does.
+
+        `OutcomeUnknown` if it does not answer within `timeout_s` seconds, at most a day: the run may end later.
+        """
+        self._check_usable()
+        return self._port.archive(seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
+
+    def evict(self, name: str | None = None, *, local_bytes: int = 0, timeout_s: float = WHOLE_S) -> EvictReport:
+        """Have the owner remove archived files from its folder, as `Store.evict` does."""
+        self._check_usable()
+        local_bytes = whole(local_bytes, "local_bytes", 0, LOCAL_BYTES_MAX)
+        name = None if name is None else check_name(name)
+        return self._port.evict(name, local_bytes, seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
+
+    def rehydrate(self, name: str | None = None, *, timeout_s: float = WHOLE_S) -> int:
+        """Have the owner fetch evicted files into its folder again; return the bytes."""
+        self._check_usable()
+        name = None if name is None else check_name(name)
+        return self._port.rehydrate(name, seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
+
+    def verify_archive(self, name: str | None = None, *, timeout_s: float = WHOLE_S) -> VerifyReport:
+        """Have the owner read archived objects, and report those that are damaged or missing."""
+        self._check_usable()
+        name = None if name is None else check_name(name)
+        return self._port.verify_archive(name, seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
+
+    def collect_archive(self, *, timeout_s: float = WHOLE_S) -> int:
+        """Have the owner delete objects that nothing names any more; return their number."""
+        self._check_usable()
+        return self._port.collect_archive(seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
 
     def statistics(self) -> StoreStatistics:
         """Return the state of the store now, of the tables that this client may read; epochs are those of the owner."""
@@ -264,6 +386,7 @@ class RemoteStore(Tables):
     def _disconnect(self) -> None:
         self._closed = True
         self._forget_exit()
+        take_back(self.identity, self._port.table_key)
         try:
             self._port.close()
         finally:

@@ -158,7 +158,9 @@ class WriteCoordinator(Generic[D, F, V]):
                 with self._lock:
                     self._refuse_writes()
                     self._admission.check_size(size)
-                    if self._admission.may_pass(size, waiting):
+                    # One that cannot wait, as a conditional write, would find no room beside a writer that never waits.
+                    urgent = timeout_s <= 0 and self._buffer.fits(size, fair=False)
+                    if urgent or self._admission.may_pass(size, waiting):
                         if waiting is not None:
                             self._admission.leave(waiting)
                         return self._insert(insert, size, a, b, c)

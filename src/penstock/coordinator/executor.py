@@ -42,7 +42,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic
 
-from penstock.coordinator.layers import DeltaBuffer
+from penstock.coordinator.layers import FAIR_FLUSHES, DeltaBuffer
 from penstock.coordinator.protocols import Batch, D, EpochTracker, F, Flusher, V
 from penstock.coordinator.settings import State, Trigger
 from penstock.coordinator.waiting import RECHECK_S, Waiter, Waiters
@@ -138,6 +138,8 @@ class FlushExecutor(Generic[D, F, V]):
             waiter.joined = True
             self._returned += waiter.thread in self._woken
         if waiter.works and waiter.epoch > self._buffer.layers.durable:
+            if self.has_thread:  # without one nobody would flush for a writer that finds no room
+                self._buffer.fair_flushes = FAIR_FLUSHES
             leading = self.leading
             if leading is None:
                 if self.failure is None and len(self._buffer.layers.results) < UNAPPLIED_MAX:  # `can_lead`

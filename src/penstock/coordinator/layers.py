@@ -109,6 +109,8 @@ class Subscription(Generic[V_co]):
 
 
 SHUT = -1
+FAIR_BYTES = 512 << 10  # that may be pending while others wait for their writes
+FAIR_FLUSHES = 8  # for so many flushes after somebody waited: who waits once mostly does so again
 SEALED_MAX = 8  # sealed deltas of one flush; more are folded, so that a lookup never checks many
 
 
@@ -121,6 +123,7 @@ class DeltaBuffer(Generic[D, V]):
         "_make",
         "_pending_bytes",
         "bytes_max",
+        "fair_flushes",
         "hold_reason",
         "layers",
         "room",
@@ -137,6 +140,7 @@ class DeltaBuffer(Generic[D, V]):
         self._pending_bytes = 0
         self.taken_bytes = 0  # total put into batches
         self.hold_reason: str | None = None  # why writes are blocked for now
+        self.fair_flushes = 0  # how many more flushes are kept small, because somebody waits for them
 
     @property
     def pending_bytes(self) -> int:
@@ -152,8 +156,12 @@ class DeltaBuffer(Generic[D, V]):
     def flush_due(self) -> bool:
         return self.pending_bytes >= self._flush_bytes
 
-    def fits(self, size: int) -> bool:
-        return self.hold_reason is None and self.pending_bytes + self.in_flight_bytes + size <= self.bytes_max
+    def fits(self, size: int, *, fair: bool = True) -> bool:
+        """Whether there is room for a write; without `fair`, also beside others that wait for a small flush."""
+        pending = self.pending_bytes
+        if fair and self.fair_flushes and 0 < pending > FAIR_BYTES - size:
+            return False
+        return self.hold_reason is None and pending + self.in_flight_bytes + size <= self.bytes_max
 
     def charge(self, size: int) -> None:
         """Count a write that did not go through `room`."""
@@ -171,6 +179,9 @@ class DeltaBuffer(Generic[D, V]):
         left = self._flush_bytes - self._pending_bytes
         if 0 < left < room:
             room = left
+        if self.fair_flushes:
+            # A writer that never waits would fill each flush, and whoever waits for one would wait for all of that.
+            room = min(room, FAIR_BYTES - self._pending_bytes)
         self.room = self._allowed = room if room > SHUT else SHUT
 
     def shut_room(self) -> None:
@@ -198,6 +209,8 @@ class DeltaBuffer(Generic[D, V]):
         self.layers = layers = self.layers.take(self._make(), last, size)
         self._pending_bytes, self.room, self._allowed = 0, SHUT, SHUT  # after the batch has them
         self.taken_bytes += size
+        if self.fair_flushes:
+            self.fair_flushes -= 1
         if was_open:
             self.open_room()
         return layers.batches[-1]

@@ -32,7 +32,7 @@ def families(statistics: CoordinatorStatistics) -> list[MetricFamily]:
     flushes: MetricSamples = {(trigger.value,): statistics.flushes.get(trigger, 0) for trigger in Trigger}
     counters = {
         "writes": ("Writes taken", statistics.writes),
-        "written_bytes": ("Bytes of the writes taken", statistics.written_bytes),
+        "written_bytes": ("Bytes of the writes taken, as limits count them", statistics.written_bytes),
         "refused_writes": ("Writes refused for want of room", statistics.refused_writes),
         "waited_writes": ("Writes that had to wait for room", statistics.waited_writes),
         "flush_failures": ("Flushes that failed", statistics.flush_failures),

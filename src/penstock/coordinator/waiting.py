@@ -111,6 +111,7 @@ def _epoch_of(waiter: Waiter) -> Epoch:
     return waiter.epoch
 
 
+RETRY_S = 0.1  # what a refused write is told: about a flush
 SMALL_BYTES, LARGE_BYTES = 64 << 10, 1 << 20  # small writes need not wait behind large ones
 
 
@@ -179,10 +180,16 @@ class Admission(Generic[D, V]):
     def backpressure(self, reason: str) -> Backpressure:
         self.refused += 1
         if self._buffer.hold_reason is not None:
-            return Backpressure(f"{self._buffer.hold_reason}, and {reason}: retry later")
+            return Backpressure(f"{self._buffer.hold_reason}, and {reason}: retry later", retry_after_s=RETRY_S)
         unapplied = self._buffer.pending_bytes + self._buffer.in_flight_bytes
         limit = self._buffer.bytes_max
-        return Backpressure(f"{unapplied:,} bytes are not applied yet (limit {limit:,}) and {reason}: retry later")
+        return Backpressure(
+            f"{unapplied:,} bytes are not applied yet (limit {limit:,}) and {reason}: retry later",
+            limit="bytes_max",
+            maximum=limit,
+            value=unapplied,
+            retry_after_s=RETRY_S,
+        )
 
 
 def _overtakes(size: int, first: WaitingWrite) -> bool:

@@ -9,7 +9,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.errors import DiskFailed, DiskFull, Invalid, PenstockError, ProcessLimit, StoreLocked
+from penstock.errors import CorruptionError, DiskFailed, DiskFull, Invalid, PenstockError, ProcessLimit, StoreLocked
 from penstock.host import threads
 
 _WRONG_TYPE = (IsADirectoryError, NotADirectoryError, FileExistsError)
@@ -71,6 +71,13 @@ def translate_open_errors(path: str) -> Iterator[None]:
 def _wrong_type(error: OSError) -> Invalid:
     wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
     return Invalid(f"{error.filename or 'a file'} is not a {wanted}, but the store needs one there: move it elsewhere")
+
+
+def unreadable(error: OSError, path: str) -> CorruptionError:
+    """Return the damage that a failed read of a file means; raise errors that are about the process instead."""
+    if isinstance(error, ProcessLimit) or error.errno in _NO_RESOURCES:
+        raise error
+    return CorruptionError(error.filename or path, 0, f"it cannot be read ({error.strerror or error})")
 
 
 def is_disk_full(error: OSError) -> bool:

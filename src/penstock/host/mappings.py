@@ -45,6 +45,11 @@ class MappingHolder(Protocol):
         """Drop the mappings. Readers keep the views they have."""
 
 
+def anonymous_memory(size: int) -> mmap.mmap:
+    """Return zeroed memory that takes no space until it is written to, and is freed with its last view."""
+    return mmap.mmap(-1, size)
+
+
 def holders_max() -> int:
     """Return how many objects may hold mappings, from the system's limit."""
     return max(HOLDERS_MIN, _maps_max() // _SHARE)

@@ -1,4 +1,4 @@
-"""New files outside a store, such as keys: never over an existing file, and readable by the owner alone if private.
+"""New files and folders outside a store, such as keys: never over existing ones, and private where it is said.
 
 Thread: any.
 Invariant: a private file is never readable by others, not even while it is written.
@@ -6,7 +6,10 @@ Invariant: a private file is never readable by others, not even while it is writ
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -35,3 +38,10 @@ def write_new_files(folder: str, files: Iterable[tuple[str, bytes, bool]]) -> No
             with suppress(OSError):
                 os.unlink(path)
         raise
+
+
+def temporary_folder(prefix: str) -> str:
+    """Create a folder that this user alone can use; it is removed when the process ends."""
+    folder = tempfile.mkdtemp(prefix=prefix)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -111,7 +111,7 @@ class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stub
             finally:
                 self._acquire_restore(state)  # type: ignore[attr-defined]
         finally:
-            if not woken:
+            if sleeper in self._sleepers:  # nobody woke it, or who did was interrupted
                 with suppress(ValueError):
                     self._sleepers.remove(sleeper)
         return woken
@@ -129,7 +129,9 @@ class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stub
     def notify(self, n: int = 1) -> None:
         """Wake up to `n` waiters. Requires: locked."""
         for _ in range(min(n, len(self._sleepers))):
-            self._sleepers.popleft().release()
+            with suppress(RuntimeError):  # it was woken by a call that was interrupted, and has not run yet
+                self._sleepers[0].release()  # first: an interrupt between the two must not lose who sleeps
+            self._sleepers.popleft()
 
     def notify_all(self) -> None:
         """Wake all waiters. Requires: locked."""

@@ -29,20 +29,24 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
-from anyio import CapacityLimiter, fail_after, to_thread
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from penstock.errors import Backpressure, FixTheCall, Invalid, NotFound, PenstockError, Poisoned, WaitExpired
+from penstock.errors import Invalid, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
+from penstock.host.randomness import system_random
+from penstock.http.console import Console, ConsoleSettings
+from penstock.http.incoming import Refused, read_body, refusal_of, without_port
 from penstock.http.line_protocol import decode_lines
 from penstock.http.otlp import decode_logs, decode_metrics, metrics_answer
-from penstock.http.prometheus_api import ANSWERS, ExecutionRefused, ReadRequest, label_values
+from penstock.http.prometheus_api import ANSWERS, ReadRequest, label_values
 from penstock.http.remote_write import decode_write, write_version
 from penstock.http.samples import LabelCache, ReceivedSamples
+from penstock.http.sessions import Sessions
 from penstock.promql.limits import SampleRoom
 from penstock.series.reader import SeriesReader
 from penstock.series.section import MetricMetadata
@@ -54,7 +58,6 @@ TEXT_BYTES_MAX = 32 << 20  # after gzip
 GZIP_MEMBERS_MAX = 100  # one after the other
 PARAMETERS_MAX = 1_000
 FORM_BYTES_MAX = 1 << 20  # parameters of a query
-BODY_S = 30.0  # for all of a body to arrive
 DECODE_S = 10.0  # for lines to be decoded
 DESCRIBED_MAX = 100_000  # metrics whose metadata are not written again
 REQUESTS_MAX = 64  # at work or waiting for a thread
@@ -75,19 +78,16 @@ class HttpSettings:
     logs: str | None = None  # the queue for logs
     write: bool = False  # without tokens, whether requests may write
     rights_of: Callable[[str], Rights | None] | None = None  # of a bearer token; None: no tokens
-
-
-class _Refused(Exception):
-    """A request that ends here, with a status and Prometheus' kind of error."""
-
-    def __init__(self, status: int, kind: str, message: str, retry_s: int = 0) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.retry_s = status, kind, retry_s
+    console: ConsoleSettings | None = None  # None: no console
+    loopback: bool = False  # with tokens: refuse hosts that are not loopback names all the same
 
 
 def http_application(store: Any, settings: HttpSettings, clock: Clock | None = None) -> Starlette:
     """Return the application over a store, best one of `penstock.connect`."""
-    return Starlette(routes=_Door(store, settings, clock or SystemClock()).routes())
+    door = _Door(store, settings, clock or SystemClock())
+    made = Starlette(routes=door.routes())
+    made.state.stop = door.stop
+    return made
 
 
 class _Door:
@@ -102,7 +102,25 @@ class _Door:
         self._labels = LabelCache()
         self._room = SampleRoom(SAMPLES_MAX)
         self._recovering = threads.lock("http.recovering")
+        self._sessions = Sessions(settings.rights_of, clock, system_random())
+        self._console = None if settings.console is None else self._make_console(settings.console)
         self._described: dict[tuple[int, str], MetricMetadata] = {}  # by table and metric: what is stored already
+
+    def _make_console(self, settings: ConsoleSettings) -> Console:
+        return Console(
+            self._store,
+            settings,
+            self._sessions,
+            clock=self._clock,
+            guarded=self._guarded,
+            rights=self._rights,
+            in_thread=self._in_thread,
+        )
+
+    def stop(self) -> None:
+        """End what would go on until its client leaves: the events of the console. Any thread may call this."""
+        if self._console is not None:
+            self._console.sampler.stopping = True
 
     def routes(self) -> list[Route]:
         made = [Route(f"/-/{name}", self._alive) for name in ("healthy", "ready")]
@@ -120,6 +138,7 @@ class _Door:
                 (f"{prefix}/api/v2/write", self._lines),
             ):
                 made.append(Route(path, self._written(decode), methods=["POST"]))
+        made += [] if self._console is None else self._console.routes()
         made.append(Route("/v1/logs", self._written(self._otlp_logs), methods=["POST"]))
         return made
 
@@ -136,7 +155,7 @@ class _Door:
         """Answer with the metrics of the store, which name all tables."""
         rights = self._rights(request)
         if rights is not None and not rights.allows_everywhere(READ):
-            raise _Refused(403, "bad_data", "the token does not give the right to read every table")
+            raise Refused(403, "bad_data", "the token does not give the right to read every table")
         text = await self._in_thread(READ, self._store.metrics.exposition)
         return Response(text, media_type="text/plain; version=0.0.4")
 
@@ -158,19 +177,19 @@ class _Door:
         try:
             self._check_source(request)
             if self._working >= REQUESTS_MAX:
-                raise _Refused(503, "unavailable", f"{REQUESTS_MAX} requests are at work: retry later", 1)
+                raise Refused(503, "unavailable", f"{REQUESTS_MAX} requests are at work: retry later", 1)
             self._working += 1
             try:
                 answer: Response = await handle(request, act)
                 return answer
             finally:
                 self._working -= 1
-        except _Refused as refused:
+        except Refused as refused:
             return self._refused(refused)
         except ClientDisconnect:
             return Response(status_code=499)
 
-    def _refused(self, refused: _Refused) -> Response:
+    def _refused(self, refused: Refused) -> Response:
         headers = {"Retry-After": str(refused.retry_s)} if refused.retry_s else {}
         if refused.status in (408, 413):
             headers["Connection"] = "close"  # the rest of the body is not read
@@ -180,11 +199,12 @@ class _Door:
     def _check_source(self, request: Request) -> None:
         """Refuse what a page in a browser could send."""
         host = request.headers.get("host", "")
-        if self._settings.rights_of is None and _without_port(host) not in LOOPBACK:
-            raise _Refused(403, "bad_data", "the host of the request is not a loopback name: use localhost")
+        local = self._settings.rights_of is None or self._settings.loopback
+        if local and without_port(host) not in LOOPBACK:
+            raise Refused(403, "bad_data", "the host of the request is not a loopback name: use localhost")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
-            raise _Refused(403, "bad_data", "the request comes from a page of another origin")
+            raise Refused(403, "bad_data", "the request comes from a page of another origin")
 
     def _rights(self, request: Request) -> Rights | None:
         """Return the rights of a request's token; None if the server has no tokens."""
@@ -192,23 +212,23 @@ class _Door:
         if rights_of is None:
             return None
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        rights = rights_of(token.strip()) if scheme.lower() == "bearer" else None
+        rights = rights_of(token.strip()) if scheme.lower() == "bearer" else self._sessions.rights(request)
         if rights is None:
-            raise _Refused(401, "bad_data", "a bearer token that the server knows is needed")
+            raise Refused(401, "bad_data", "a bearer token that the server knows is needed")
         return rights
 
     def _check_right(self, request: Request, right: Right, table: str) -> None:
         rights = self._rights(request)
         if rights is None:
             if right == WRITE and not self._settings.write:
-                raise _Refused(403, "bad_data", "this server only reads: start it with write=True")
+                raise Refused(403, "bad_data", "this server only reads: start it with write=True")
         elif not rights.allows(right, table):
-            raise _Refused(403, "bad_data", f"the token does not give the right to {right} {table}")
+            raise Refused(403, "bad_data", f"the token does not give the right to {right} {table}")
 
     def _table(self, request: Request) -> str:
         table = request.path_params.get("table", self._settings.table)
         if table is None:
-            raise _Refused(404, "not_found", "there is no default table: use /prometheus/TABLE/api/v1")
+            raise Refused(404, "not_found", "there is no default table: use /prometheus/TABLE/api/v1")
         return str(table)
 
     async def _in_thread(self, right: Right, act: Callable[[], Any]) -> Any:
@@ -216,10 +236,10 @@ class _Door:
             self._threads[right] = CapacityLimiter(THREADS_MAX)
         try:
             return await to_thread.run_sync(act, limiter=self._threads[right])
-        except (_Refused, ClientDisconnect):
+        except (Refused, ClientDisconnect):
             raise
         except Exception as error:
-            raise _refusal(error) from error
+            raise refusal_of(error) from error
 
     # -- reading
 
@@ -228,7 +248,7 @@ class _Door:
         self._check_right(request, READ, table)
         parameters = _parameters(request.scope["query_string"])
         if request.method == "POST":
-            parameters |= _parameters(await _body(request, FORM_BYTES_MAX))
+            parameters |= _parameters(await read_body(request, FORM_BYTES_MAX))
         reading = ReadRequest(parameters, self._clock, self._room)
         with _until_disconnected(request, reading.cancel):
             body = await self._in_thread(READ, partial(self._encoded, answer, request, table, reading))
@@ -238,7 +258,8 @@ class _Door:
         """Return an answer as JSON, here and not in the event loop: it may be long."""
         try:
             data = answer(request, self._store.series(table, create=False), reading)
-            return msgspec.json.encode({"status": "success", "data": data})
+            warnings = {"warnings": reading.warnings} if reading.warnings else {}
+            return msgspec.json.encode({"status": "success", "data": data, **warnings})
         finally:
             reading.close()
 
@@ -266,9 +287,9 @@ class _Door:
     async def _write_answer(self, request: Request, decode: WriteAct) -> Response:
         target = self._table(request) if decode != self._otlp_logs else self._settings.logs
         if target is None:
-            raise _Refused(404, "not_found", "this server takes no logs: start it with the name of a queue for them")
+            raise Refused(404, "not_found", "this server takes no logs: start it with the name of a queue for them")
         self._check_right(request, WRITE, target)
-        body = await _body(request, BODY_BYTES_MAX)
+        body = await read_body(request, BODY_BYTES_MAX)
         answer: Response = await self._in_thread(WRITE, partial(self._writing, decode, request, body))
         return answer
 
@@ -276,9 +297,9 @@ class _Door:
         try:
             version = write_version(request.headers.get("content-type", ""))
         except Invalid as refused:
-            raise _Refused(415, "bad_data", str(refused)) from None
+            raise Refused(415, "bad_data", str(refused)) from None
         if request.headers.get("content-encoding", "snappy") != "snappy":
-            raise _Refused(415, "bad_data", "remote write is compressed by snappy")
+            raise Refused(415, "bad_data", "remote write is compressed by snappy")
         return self._store_samples(request, decode_write(body, version, self._labels))
 
     def _otlp_metrics(self, request: Request, body: bytes) -> Response:
@@ -330,16 +351,11 @@ class _Door:
         return made
 
 
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return name.lower() if colon and port.isdecimal() else host.lower()
-
-
 def _parameters(text: bytes) -> dict[str, list[str]]:
     try:
         return urllib.parse.parse_qs(text.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
     except ValueError:
-        raise _Refused(400, "bad_data", f"a request has at most {PARAMETERS_MAX} parameters: send fewer") from None
+        raise Refused(400, "bad_data", f"a request has at most {PARAMETERS_MAX} parameters: send fewer") from None
 
 
 @contextmanager
@@ -358,29 +374,13 @@ def _until_disconnected(request: Request, cancel: Callable[[], None]) -> Iterato
         watching.cancel()
 
 
-async def _body(request: Request, bytes_max: int) -> bytes:
-    """Read a body, at most `bytes_max` of it, within BODY_S seconds."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        with fail_after(BODY_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > bytes_max:
-                    raise _Refused(413, "bad_data", f"the body has more than {bytes_max} bytes: send less at once")
-                parts.append(part)
-    except TimeoutError:
-        raise _Refused(408, "timeout", f"the body did not arrive within {BODY_S:g} s: send it again") from None
-    return b"".join(parts)
-
-
 def _plain_body(request: Request, body: bytes) -> bytes:
     """Undo gzip, within bounds."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding == "identity":
         return body
     if encoding != "gzip":
-        raise _Refused(415, "bad_data", "the body is compressed by gzip, or not at all")
+        raise Refused(415, "bad_data", "the body is compressed by gzip, or not at all")
     plain = b""
     for _ in range(GZIP_MEMBERS_MAX):
         unpacking = zlib.decompressobj(31)
@@ -398,26 +398,4 @@ def _plain_body(request: Request, body: bytes) -> bytes:
 
 def _check_otlp(request: Request) -> None:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-protobuf":
-        raise _Refused(415, "bad_data", "OTLP is taken as application/x-protobuf")
-
-
-def _refusal(error: Exception) -> _Refused:
-    """Return the answer to an error; what is our own fault is logged, and not told."""
-    match error:
-        case ExecutionRefused():
-            return _Refused(422, "execution", str(error))
-        case NotFound():
-            return _Refused(404, "not_found", str(error))
-        case Invalid() | UnicodeError():
-            return _Refused(400, "bad_data", str(error))
-        case WaitExpired():
-            return _Refused(503, "timeout", str(error), 1)
-        case Backpressure():
-            return _Refused(429, "unavailable", str(error), 1)
-        case FixTheCall():
-            return _Refused(422, "execution", str(error))
-        case PenstockError():  # what a sender must not drop: the store can be repaired, and takes it then
-            return _Refused(503, "unavailable", str(error), 5)
-        case _:
-            log.error("a request failed", exc_info=error)
-            return _Refused(500, "internal", "the request failed: see the log of the server")
+        raise Refused(415, "bad_data", "OTLP is taken as application/x-protobuf")

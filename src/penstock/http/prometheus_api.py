@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from penstock.arguments import in_short, microseconds
 from penstock.errors import FixTheCall, Invalid
@@ -17,17 +17,20 @@ from penstock.host.clock import Clock
 from penstock.http.query_json import query_json
 from penstock.http.result_json import result_json
 from penstock.promql import QueryBudget, QueryLimits, StepGrid, parse_query, step_grid
+from penstock.promql.evaluator import EvaluationSettings, check_range_query
 from penstock.promql.formatting import format_query
 from penstock.promql.limits import STEPS_MAX, SampleRoom
 from penstock.series.labels import METRIC
 from penstock.series.reader import SeriesReader
 from penstock.series.selectors import parse_selector
 
+T = TypeVar("T")
 Parameters: TypeAlias = Mapping[str, Sequence[str]]
 PROMETHEUS_VERSION = "3.5.0"  # whose API this is
 TIMEOUT_S, TIMEOUT_S_MAX = 30.0, 60.0
 SECONDS_MAX = 1e10  # of a duration
 LIMIT_MAX = 1_000_000  # rows of one answer that is a list
+TOP_MAX = 10_000  # metrics and labels of `status/tsdb`, as in Prometheus
 _DURATION = re.compile(r"(?:[0-9]+(?:ms|[smhdwy]))+")
 _DURATION_PART = re.compile(r"([0-9]+)(ms|[smhdwy])")
 _UNITS_US = {"ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3_600 * 10**6, "d": 86_400 * 10**6}
@@ -47,6 +50,7 @@ class ReadRequest:
         self._room = room
         self._budget: QueryBudget | None = None
         self._cancelled = False
+        self.warnings: list[str] = []
 
     def cancel(self) -> None:
         """Make the query end soon. Any thread may call it."""
@@ -113,12 +117,18 @@ def _times(parameters: Parameters) -> tuple[int | None, int | None]:
     return start, end
 
 
+def _is_empty(times: tuple[int | None, int | None]) -> bool:
+    start, end = times
+    return start is not None and end is not None and end <= start
+
+
 def _selectors(parameters: Parameters, *, needed: bool) -> list[str]:
     selectors = list(parameters.get("match[]", ()))
     if needed and not selectors:
         raise Invalid("the parameter match[] is needed: give a selector such as up")
     for selector in selectors:
-        parse_selector(selector)
+        if all(matcher.matches("") for matcher in parse_selector(selector)):
+            raise Invalid(f"the parameter match[] selects everything by {in_short(selector)}: name a label that is set")
     return selectors or ["{}"]
 
 
@@ -129,6 +139,20 @@ def _limit(parameters: Parameters) -> int:
     return int(text) or LIMIT_MAX
 
 
+def _limited(rows: list[T], request: ReadRequest) -> list[T]:
+    """Return at most as many rows as the request wants, and warn if that are not all."""
+    limit = _limit(request.parameters)
+    if len(rows) > limit:
+        request.warnings.append("results truncated due to limit")
+    return rows[:limit]
+
+
+def _settings(parameters: Parameters) -> EvaluationSettings:
+    if not parameters.get("lookback_delta"):
+        return EvaluationSettings()
+    return EvaluationSettings(lookback_us=parse_duration(_one(parameters, "lookback_delta"), "lookback_delta"))
+
+
 # -- answers
 
 
@@ -137,18 +161,18 @@ def _query(table: SeriesReader, request: ReadRequest) -> Any:
     text = _one(parameters, "query")
     parse_query(text)
     moment = parse_moment(_one(parameters, "time"), "time") if parameters.get("time") else request.clock.time_us()
-    return _evaluated(table, text, StepGrid(moment, 1, 1), request.budget(), instant=True)
+    return _evaluated(table, text, StepGrid(moment, 1, 1), request, instant=True)
 
 
 def _query_range(table: SeriesReader, request: ReadRequest) -> Any:
     parameters = request.parameters
     text = _one(parameters, "query")
-    parse_query(text)
+    check_range_query(parse_query(text))
     start, end = (parse_moment(_one(parameters, name), name) for name in ("start", "end"))
     grid = step_grid(start, end, parse_duration(_one(parameters, "step"), "step"))
     if grid.steps > STEPS_MAX:
-        raise Invalid(f"exceeded maximum resolution of {STEPS_MAX} points per time series: give a longer step")
-    return _evaluated(table, text, grid, request.budget(), instant=False)
+        raise Invalid(f"exceeded maximum resolution of {STEPS_MAX - 1:,} points per time series: give a longer step")
+    return _evaluated(table, text, grid, request, instant=False)
 
 
 def _format_query(table: SeriesReader, request: ReadRequest) -> Any:
@@ -159,40 +183,55 @@ def _parse_query(table: SeriesReader, request: ReadRequest) -> Any:
     return query_json(parse_query(_one(request.parameters, "query")))
 
 
-def _evaluated(table: SeriesReader, text: str, grid: StepGrid, budget: QueryBudget, *, instant: bool) -> Any:
+def _evaluated(table: SeriesReader, text: str, grid: StepGrid, request: ReadRequest, *, instant: bool) -> Any:
+    _limit(request.parameters)  # before the work
+    settings, budget = _settings(request.parameters), request.budget()
     try:
-        return result_json(table.evaluate(text, grid, budget, instant=instant))
+        found = result_json(table.evaluate(text, grid, budget, instant=instant, settings=settings))
     except Invalid as refused:
         raise ExecutionRefused(str(refused)) from None
+    if found["resultType"] in ("vector", "matrix"):
+        found["result"] = _limited(found["result"], request)
+    return found
+
+
+def _query_exemplars(table: SeriesReader, request: ReadRequest) -> Any:
+    """Answer with none: exemplars are not stored."""
+    parse_query(_one(request.parameters, "query"))
+    _times(request.parameters)
+    return []
 
 
 def _series(table: SeriesReader, request: ReadRequest) -> Any:
     limit, found, budget = _limit(request.parameters), {}, request.budget()
-    for selector in _selectors(request.parameters, needed=True):
-        rows = table.series(selector, *_times(request.parameters), timeout_s=budget.remaining_s())
+    selectors, times = _selectors(request.parameters, needed=True), _times(request.parameters)
+    for selector in () if _is_empty(times) else selectors:
+        rows = table.series(selector, *times, timeout_s=budget.remaining_s())
         for batch in rows.to_batches(max_chunksize=8_192):
             budget.check()
             for row in batch.to_pylist():
                 labels = {METRIC: row["metric"], **dict(row["labels"])}
                 found[tuple(sorted(labels.items()))] = labels
-            if len(found) >= limit:
-                return list(found.values())[:limit]
+            if len(found) > limit:
+                return _limited(list(found.values()), request)
     return list(found.values())
 
 
 def _labels(table: SeriesReader, request: ReadRequest) -> Any:
     budget, times, names = request.budget(), _times(request.parameters), set()
-    for selector in _selectors(request.parameters, needed=False):
+    selectors = _selectors(request.parameters, needed=False)
+    for selector in () if _is_empty(times) else selectors:
         names.update(table.labels(selector, *times, timeout_s=budget.remaining_s()))
-    return sorted(names)[: _limit(request.parameters)]
+    return _limited(sorted(names), request)
 
 
 def label_values(table: SeriesReader, name: str, request: ReadRequest) -> list[str]:
     """Return the values of a label."""
     budget, times, values = request.budget(), _times(request.parameters), set()
-    for selector in _selectors(request.parameters, needed=False):
+    selectors = _selectors(request.parameters, needed=False)
+    for selector in () if _is_empty(times) else selectors:
         values.update(table.label_values(name, selector, *times, timeout_s=budget.remaining_s()))
-    return sorted(values)[: _limit(request.parameters)]
+    return _limited(sorted(values), request)
 
 
 def _metadata(table: SeriesReader, request: ReadRequest) -> Any:
@@ -207,7 +246,10 @@ def _buildinfo(table: SeriesReader, request: ReadRequest) -> Any:
 
 
 def _tsdb(table: SeriesReader, request: ReadRequest) -> Any:
-    found = table.cardinality(top=10)
+    text = _one(request.parameters, "limit") if request.parameters.get("limit") else "10"
+    if not text.isdecimal() or not 0 < int(text[:9]) <= TOP_MAX:
+        raise Invalid(f"limit is a number from 1 to {TOP_MAX:,}, not {in_short(text)}")
+    found = table.cardinality(top=int(text))
 
     def rows(counts: Mapping[str, int]) -> list[dict[str, Any]]:
         return [{"name": name, "value": count} for name, count in counts.items()]
@@ -229,7 +271,7 @@ ANSWERS: Mapping[str, Answer] = MappingProxyType(
         "metadata": _metadata,
         "format_query": _format_query,
         "parse_query": _parse_query,
-        "query_exemplars": lambda *_: [],
+        "query_exemplars": _query_exemplars,
         "rules": lambda *_: {"groups": []},
         "alerts": lambda *_: {"alerts": []},
         "status/buildinfo": _buildinfo,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Invalid
+from penstock.host import threads
 from penstock.series.labels import METRIC, Labels, LabelTable, check_labels
 from penstock.series.rules import HELP_BYTES_MAX
 from penstock.series.section import MetricMetadata, SampleBlock
@@ -69,21 +70,25 @@ class KnownSeries:
 class KnownLabels:
     """Series by the form in which their labels were sent, and label tables of series that were sent together.
 
-    Each access to a dict is atomic, so threads share it: what one of them misses is decoded again.
+    Each access to a dict is atomic, so threads share it: what one of them misses is decoded again. What is put takes at
+    most CACHED_BYTES_MAX bytes, whatever one request holds.
     """
 
     def __init__(self) -> None:
         self._by_form: dict[LabelKey, KnownSeries] = {}
         self._by_labels: dict[Labels, KnownSeries] = {}
         self._tables: dict[tuple[KnownSeries, ...], LabelTable] = {}
-        self.room = CACHED_BYTES_MAX
-        self._table_room = CACHED_BYTES_MAX
+        self._lock = threads.lock("http.labels")
+        self.room = CACHED_BYTES_MAX  # guarded by _lock; below 0: full, and no request begins with it any more
+        self._table_room = CACHED_BYTES_MAX  # guarded by _lock
         self.get = self._by_form.get
 
     def put(self, key: LabelKey, labels: Labels, size: int) -> None:
-        """Remember labels that have `size` bytes."""
-        self.room -= 2 * size + CACHED_ENTRY_BYTES
-        self._by_form[key] = self._by_labels.setdefault(labels, KnownSeries(labels))
+        """Remember labels that have `size` bytes, if there is room: one request may have more than fits."""
+        with self._lock:
+            self.room -= 2 * size + CACHED_ENTRY_BYTES
+            if self.room >= 0:
+                self._by_form[key] = self._by_labels.setdefault(labels, KnownSeries(labels))
 
     def table(self, series: tuple[KnownSeries, ...]) -> LabelTable:
         """Return the label table of distinct series; `Invalid` if they have too many labels for one request."""
@@ -92,10 +97,13 @@ class KnownLabels:
             names = {name for shape in {one.names for one in series} for name in shape}
             _check_labels(len(series), len(names), sum(one.characters for one in series))
             table = LabelTable.of([one.labels for one in series])
-            self._table_room -= table.codes.nbytes + 2 * len(table.encode()) + CACHED_TABLE_BYTES * len(series)
-            if self._table_room < 0:
-                self._tables, self._table_room = {}, CACHED_BYTES_MAX
-            self._tables[series] = table
+            size = table.codes.nbytes + 2 * len(table.encode()) + CACHED_TABLE_BYTES * len(series)
+            with self._lock:
+                if size > self._table_room:
+                    self._tables, self._table_room = {}, CACHED_BYTES_MAX
+                if size <= self._table_room:
+                    self._table_room -= size
+                    self._tables[series] = table
         return table
 
 

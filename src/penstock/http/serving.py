@@ -23,12 +23,12 @@ from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import pause
 from penstock.http.application import HttpSettings, http_application
+from penstock.http.tls_listener import TlsListener
 
 log = logging.getLogger(__name__)
 START_S = 10.0
 END_S = 10.0
 CONNECTIONS_MAX = 256  # one more ends the one that has waited longest for a request
-HANDSHAKE_S = 5.0  # of TLS
 IDLE_S = 30  # between requests, for the headers of one, and until something of an answer is read
 LOOPBACK_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 
@@ -48,8 +48,9 @@ def serve_http(
         raise Invalid(f"to listen on {host}, which others can reach, give tokens, certificate and key")
     if (certificate is None) != (key is None):
         raise Invalid("certificate and key go together: give both, or none")
+    application = http_application(store, settings)
     config = uvicorn.Config(
-        http_application(store, settings),
+        application,
         http=_PromptProtocol,
         ws="none",
         lifespan="off",
@@ -77,6 +78,7 @@ def serve_http(
             pause(0.01)
         yield listening.getsockname()[1]
     finally:
+        application.state.stop()
         server.should_exit = True
         thread.join(2 * END_S)
         listening.close()
@@ -104,20 +106,21 @@ def _run(server: uvicorn.Server, listening: socket.socket) -> None:
 
 
 class _PromptLoop(asyncio.SelectorEventLoop):
-    """Gives up TLS handshakes that take longer than HANDSHAKE_S seconds."""
+    """Bounds TLS handshakes by time and by number."""
 
-    async def create_server(self, *args: Any, **options: Any) -> asyncio.Server:
+    async def create_server(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
         if options.get("ssl") is not None:
-            options["ssl_handshake_timeout"] = HANDSHAKE_S
-        return await super().create_server(*args, **options)
+            return TlsListener(self, options["sock"], protocol_factory, options["ssl"])
+        return await super().create_server(protocol_factory, *args, **options)
 
 
 class _PromptProtocol(H11Protocol):
     """Ends a connection on which nothing goes on for IDLE_S seconds.
 
     The next request has to begin, with all of its headers, and something of an answer has to be read, which is held in
-    memory until then. Beyond CONNECTIONS_MAX, the connection ends that has waited longest for its next request: whoever
-    opens many and sends nothing does not keep others out.
+    memory until then. What comes of a body after its answer, to whoever has no token for instance, does not count.
+    Beyond CONNECTIONS_MAX, the connection ends that has waited longest for its next request: whoever opens many and
+    sends nothing does not keep others out.
     """
 
     _reading: asyncio.TimerHandle | None = None  # of a client that does not read as fast as it is answered
@@ -145,8 +148,13 @@ class _PromptProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         waiting = self.timeout_keep_alive_task
         super().data_received(data)  # which stops to wait, even for a part of the headers
-        if waiting is not None and self.timeout_keep_alive_task is None and self.conn.their_state is h11.IDLE:
+        if waiting is not None and self.timeout_keep_alive_task is None and self._is_idle:
             self._end_at(waiting.when())
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is at work: none has begun, or what still comes is the body of one that was answered."""
+        return self.conn.their_state is h11.IDLE or self.conn.our_state is h11.DONE
 
     def pause_writing(self) -> None:
         super().pause_writing()

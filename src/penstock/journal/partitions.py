@@ -8,13 +8,15 @@ Thread: pure functions.
 
 from __future__ import annotations
 
-from typing import Any, NewType
+from typing import TYPE_CHECKING, Any, NewType
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from penstock.errors import Invalid
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PartitionId = NewType("PartitionId", int)  # table << SHARD_BITS | shard
 

@@ -19,7 +19,7 @@ from penstock.journal.partitions import PartitionId
 Lsn = NewType("Lsn", int)
 
 INLINE, REFERENCE = 0, 1
-CODEC_NONE = 0
+CODEC_NONE, CODEC_SEALED = 0, 1
 
 _RECORD = struct.Struct("<QQIHH")  # time, last epoch, groups, version, reserved
 _GROUP = struct.Struct("<II")  # sections, bytes of the condition
@@ -34,8 +34,8 @@ class SegmentedRecordHeader(msgspec.Struct, frozen=True, gc=False):
 
     partition: PartitionId
     form: int = INLINE
-    codec: int = CODEC_NONE  # of the payload; reserved for compression and encryption
-    key_id: int = 0
+    codec: int = CODEC_NONE  # of the payload: as the kind encoded it, or sealed with the table's key
+    key_id: int = 0  # which key of the table, if it is sealed; from 1
 
 
 class Section(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +71,11 @@ def encode(record: JournalRecord) -> bytes:
             parts.append(_SECTION.pack(header.partition, header.form, header.codec, 0, header.key_id, size))
             parts += (section.payload, _PADDING[-size & 7])
     return b"".join(parts)
+
+
+def group_count(body: bytes) -> int:
+    """Return the number of groups of an encoded record; 0 if it is too short for one."""
+    return int(_RECORD.unpack_from(body)[2]) if len(body) >= _RECORD.size else 0
 
 
 def decode(body: bytes, *, where: str = "journal", lsn: int = 0) -> JournalRecord:

@@ -40,6 +40,7 @@ from penstock.kinds.capabilities import (
     QueryContext,
     Replaceable,
     RowConditional,
+    SealedFile,
     Selectable,
     Serviced,
     Streamable,
@@ -75,6 +76,7 @@ from penstock.kinds.port import (
     Reading,
     SnapshotReading,
     partitions_of,
+    staged_content,
 )
 from penstock.kinds.table import DURABLE_S, ReadableTable, WritableTable
 from penstock.kinds.tree_machine import ALL_LATER, TreeMachine
@@ -111,6 +113,7 @@ __all__ = [
     "Reading",
     "Replaceable",
     "RowConditional",
+    "SealedFile",
     "Selectable",
     "Serviced",
     "ShardSnapshot",
@@ -129,4 +132,5 @@ __all__ = [
     "as_serviced",
     "as_streamable",
     "partitions_of",
+    "staged_content",
 ]

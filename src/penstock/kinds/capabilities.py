@@ -89,8 +89,11 @@ class Loadable(Protocol):
         """Arrange the loads of several processes for one group."""
         return list(loads)
 
-    def check_staged(self, machine: Any, files: Sequence[StagedFile]) -> None:
-        """Raise `Invalid` if a shard's machine cannot adopt files that were built outside the owner."""
+    def check_staged(self, machine: Any, files: Sequence[StagedFile]) -> Callable[[], None] | None:
+        """Raise `Invalid` if a shard's machine cannot adopt files that were built outside the owner.
+
+        Return what takes this back if no record will ever name them; None: nothing does. See `Kind.admit`.
+        """
 
 
 @runtime_checkable
@@ -135,12 +138,26 @@ class OwnFile(NamedTuple):
     is_whole: bool  # whether the file gets no further bytes
 
 
+class SealedFile(NamedTuple):
+    """A file of a shard that the manifest does not list, and that never changes: a chunk all but for its row."""
+
+    number: int  # ascending within the shard
+    path: str  # relative to the store
+    size: int
+    rows: int
+    start: bytes  # the key of its first row
+    end: bytes  # all its keys are below this
+
+
 @runtime_checkable
 class FileKeeping(Protocol):
     """Shards keep files that the manifest does not list."""
 
     def own_files(self, machine: Any) -> list[OwnFile]:
         """Return the files of a shard that the manifest does not list, at one moment."""
+
+    def sealed_files(self, machine: Any) -> list[SealedFile]:
+        """Return those of them that hold rows and get no more, in order, for people to see."""
 
     def damaged_files(self, machine: Any) -> list[tuple[str, str]]:
         """Read all of these files; return (path, reason) for each damage."""

@@ -23,7 +23,7 @@ from penstock.kinds.changes import (
     CHANGES,
     Changing,
     ChangingSnapshot,
-    FeedSnapshot,
+    FeedView,
     change_batch,
     feed_schema,
 )
@@ -68,8 +68,8 @@ def as_changing(kind: Kind, info: TableInfo) -> Changing:
 def no_feed(info: TableInfo) -> KindMismatch:
     """Return the error for a table without a change feed."""
     return KindMismatch(
-        f"table {info.name} of the kind {info.kind} has no change feed: where the kind has feeds, create a table with "
-        "changes=True; messages of a queue never change, so read or stream the queue itself"
+        f"table {info.name} of the kind {info.kind} has no change feed: create a table with changes=True, if its kind "
+        "has feeds"
     )
 
 
@@ -192,7 +192,7 @@ class FeedQueries(Queryable):
 
 
 def _parts(
-    info: TableInfo, feed: FeedSnapshot, wanted: tuple[int, int, int], *, skip: bool
+    info: TableInfo, feed: FeedView, wanted: tuple[int, int, int], *, skip: bool
 ) -> Iterator[tuple[int, tuple[int, int, int, bytes]]]:
     """Return the shard and each part of the commits (shard, start, end)."""
     (shard, start, end), floor = wanted, feed.floor
@@ -204,7 +204,7 @@ def _parts(
     return ((shard, part) for part in feed.parts(max(start, floor + 1), end))
 
 
-def _feed(shard: Any) -> FeedSnapshot:
+def _feed(shard: Any) -> FeedView:
     feed = shard.feed if isinstance(shard, ChangingSnapshot) else None
     assert feed is not None  # the table has one
     return feed

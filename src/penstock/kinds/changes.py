@@ -12,8 +12,9 @@ Rows of the tree (numbers big-endian; see docs/format/changes.md):
     d <time> <key>           a deadline: a row that expires; see `deadlines`
     f                        the floor: changes up to this LSN were trimmed
 
-Retention trims the feed with the next record of the shard. It is not journalled: it loses no write, and a trim that a
-crash undid is done again.
+Retention is judged by records, at their time: by one without changes, and by the first of each second. So what a feed
+has follows from the journal, on every member of a cluster and after a replay. The owner writes a record that changes
+nothing when something is due.
 
 Thread: `record` by the thread that applies; reads from any.
 Invariant: the feed has every change of (floor, applied], and none of a later LSN that readers see.
@@ -46,7 +47,8 @@ AGE_S, AGE_S_MAX = 7 * 86_400.0, 1e11
 BYTES_MAX = (1 << 62) - 1
 PART_BYTES = 4 << 20  # of the changes that one row holds, about
 LOADED_BYTES = 64 << 20  # of changes that are in memory at once, about, while they are written to files
-TRIM_PARTS_MAX = 200_000  # in one step: more commits than a shard gets from one step to the next
+TRIM_STEP_US = 1_000_000  # at most one record with changes trims in it
+TRIM_PARTS_MAX = 50_000  # by one record, which looks at each of them while it is applied
 
 INSERT, PREIMAGE, POSTIMAGE, REMOVAL = range(4)  # as stored
 NAMES = ("insert", "update_preimage", "update_postimage", "delete")
@@ -114,7 +116,7 @@ class ChangePart(NamedTuple):
 
 @runtime_checkable
 class Changing(Protocol):
-    """Tables can have a change feed. The machines of such a kind are `TreeMachine`s, and call `Feed.record`."""
+    """Tables can have a change feed. The machines of such a kind are `FeedKeeping`."""
 
     def change_options(self, options: bytes) -> ChangeOptions | None:
         """Return the options of a table's change feed; None if it has none."""
@@ -130,16 +132,41 @@ class Changing(Protocol):
 
 
 @runtime_checkable
+class FeedKeeping(Protocol):
+    """The machine of a shard that may have a change feed. A `TreeMachine` calls `Feed.record`."""
+
+    def maintain_feed(self, now_us: int) -> bool:
+        """Let the feed trim what its options say; return whether it wants a record of the shard for that."""
+
+
+class FeedView(Protocol):
+    """The change feed of a shard as of one LSN."""
+
+    @property
+    def floor(self) -> int:
+        """The LSN up to which changes were trimmed; 0 if none were."""
+
+    @property
+    def last(self) -> int:
+        """The LSN of the last change, or the floor."""
+
+    def parts(self, start: int, end: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """Yield (lsn, time, rows, data) of each part of the commits [start, end)."""
+
+
+@runtime_checkable
 class ChangingSnapshot(Protocol):
     """A shard snapshot that may have a change feed."""
 
-    feed: FeedSnapshot | None
+    @property
+    def feed(self) -> FeedView | None: ...
 
 
 class _State(NamedTuple):
     """The end of a feed after a record."""
 
     lsn: int  # of the last change; 0: there is none
+    time_us: int
     total: int  # bytes of all changes so far
     floor: int
 
@@ -152,10 +179,10 @@ class Feed:
         self.options = options
         self._maintenance = maintenance
         newest = next(tree.scan(prefix=_CHANGE, reverse=True, limit=1), None)
-        lsn, total = (0, 0) if newest is None else (_lsn_of(newest[0]), _header(newest[1])[1])
-        self._state = _State(lsn, total, _floor_of(tree.get(_FLOOR)))
+        lsn, (time_us, total, _, _) = (0, (0, 0, 0, 0)) if newest is None else (_lsn_of(newest[0]), _header(newest[1]))
+        self._state = _State(lsn, time_us, total, _floor_of(tree.get(_FLOOR)))
         self._next = 0, self._state  # the last record begun, and the state after it
-        self._trim_upto = self._state.floor  # changes up to this LSN go with the next record
+        self._oldest: tuple[int, int] | None = None  # time and total of the first change, or of an earlier one
         self.deadlines = Deadlines(tree)
 
     # -- writing
@@ -188,24 +215,28 @@ class Feed:
         ranges: list[tuple[bytes, bytes]] = []
         if met and (obsolete := self.deadlines.obsolete(met, time_us)) is not None:
             ranges.append(obsolete)
-        floor = self._trim_upto
+        floor, oldest = self._state.floor, self._oldest
+        if not parts or self.is_trim_step(time_us):
+            floor, oldest = self._due(time_us)
         if floor > self._state.floor:
             ranges.append((_KEY.pack(_CHANGE, 0, 0), _KEY.pack(_CHANGE, floor + 1, 0)))
             puts[_FLOOR] = _U64.pack(floor)
         if puts or ranges:
-            self._next = lsn, _State(lsn if parts else self._state.lsn, total, floor)
+            last = (lsn, time_us) if parts else self._state[:2]
+            self._next = lsn, _State(*last, total, floor)
             self.tree.apply(Edit(lsn=lsn, time_us=time_us, puts=puts, ranges=ranges))
             self._settle()
+        self._oldest = oldest  # last: an interrupted call is repeated, and finds the same changes due
 
     def record_one(self, lsn: int, time_us: int, part: ChangePart) -> None:
         """Do as `record` for one part and nothing else: the fast form for the most common write."""
         self._settle()
         state = self._state
-        if self._trim_upto > state.floor:
+        if time_us // TRIM_STEP_US != state.time_us // TRIM_STEP_US:
             self.record(lsn, time_us, (part,))
             return
         total = state.total + part.size
-        self._next = lsn, _State(lsn, total, state.floor)
+        self._next = lsn, _State(lsn, time_us, total, state.floor)
         value = b"".join((_HEADER.pack(time_us, total, part.rows, 0), *part.pieces))
         self.tree.put(_KEY.pack(_CHANGE, lsn, 0), value, lsn, time_us)
         self._settle()
@@ -219,7 +250,7 @@ class Feed:
             for some in _grouped(parts):
                 puts, total = _rows_of(lsn, time_us, some, total, number)
                 number += len(some)
-                self._next = lsn, _State(lsn, total, self._state.floor)
+                self._next = lsn, _State(lsn, time_us, total, self._state.floor)
                 memtable = Memtable(lsn - 1)
                 memtable.apply(Edit(lsn=lsn, time_us=time_us, puts=puts))
                 yield memtable
@@ -237,22 +268,30 @@ class Feed:
     # -- retention
 
     def maintain(self, now_us: int, applied_us: int) -> bool:
-        """Choose what the next record of the shard trims; return whether one is wanted, for that or for deadlines.
+        """Return whether a record that changes nothing is wanted, to trim changes or to take in rows that expired.
 
         `applied_us`: the time of the last record of the shard.
         """
+        return self._due(now_us)[0] > self._state.floor or self.deadlines.is_due(applied_us, now_us)
+
+    def is_trim_step(self, time_us: int) -> bool:
+        """Whether a record with changes at this time also trims: it is the first of its second."""
+        return time_us // TRIM_STEP_US != self._state.time_us // TRIM_STEP_US
+
+    def _due(self, time_us: int) -> tuple[int, tuple[int, int] | None]:
+        """Return the floor that retention asks for at a time, and the oldest change above it, if one was found."""
         age_s, bytes_max, state = self.options.age_s, self.options.bytes_max, self._state
-        oldest_us = 0 if age_s is None else now_us - int(age_s * 1e6)
+        oldest_us = 0 if age_s is None else time_us - int(age_s * 1e6)
         total_min = 0 if bytes_max is None else state.total - bytes_max
-        upto = max(self._trim_upto, state.floor)
-        start, last = _KEY.pack(_CHANGE, upto + 1, 0), upto
-        for number, (key, value) in enumerate(self.tree.scan(start, DEADLINE)):
-            time_us, total, _, _ = _header(value)
-            if (time_us >= oldest_us and total > total_min) or number >= TRIM_PARTS_MAX:
-                break
-            last = _lsn_of(key)
-        self._trim_upto = last
-        return last > state.floor or self.deadlines.is_due(applied_us, now_us)
+        floor, known = state.floor, self._oldest
+        if known is not None and known[0] >= oldest_us and known[1] > total_min:
+            return floor, known
+        for number, (key, value) in enumerate(self.tree.scan(_KEY.pack(_CHANGE, floor + 1, 0), DEADLINE)):
+            found_us, total, _, _ = _header(value)
+            if (found_us >= oldest_us and total > total_min) or number >= TRIM_PARTS_MAX:
+                return floor, (found_us, total)
+            floor = _lsn_of(key)
+        return floor, None
 
     # -- reading
 

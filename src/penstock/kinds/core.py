@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from penstock.archive.storage import PLAIN_FILES, FileStorage
 from penstock.errors import Invalid, KindMismatch, PenstockError
 from penstock.host.clock import Clock
 from penstock.host.file_operations import remove_file
@@ -17,9 +18,11 @@ from penstock.host.randomness import Random
 from penstock.kinds.port import Piece, Port, Reading
 from penstock.lsm.maintenance import Maintenance
 from penstock.manifest.manifest import Manifest
+from penstock.manifest.records import RetentionPolicy
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingGroup
+from penstock.partition.storage_options import DEFAULT, StorageOptions
 
 Filters = Sequence[tuple[str, str, Any]]  # (column, one of = > >= < <= in, value): all of them must hold
 Waiting = Sequence[tuple[PendingGroup, Any]]  # sections that may not be applied yet, each with its group
@@ -41,6 +44,8 @@ class MachineContext:
     may_remove: Callable[[], bool] = lambda: True  # files: no reader from before the opening is left, and no backup
     remove: Callable[[FileSystem, str], bool] = remove_file  # a file that nothing names: now, or after a backup
     options_of: Callable[[int], bytes] = lambda table_id: b""  # the options of a table, as they are now
+    storage_of: Callable[[int], StorageOptions] = lambda table_id: DEFAULT  # the same, of every kind's options
+    files_of: Callable[[int], FileStorage] = lambda table_id: PLAIN_FILES  # how the files of a table are written
     memory_bytes_max: int = 1 << 30  # what a kind may keep in memory of all its tables, beside rows in no file
 
 
@@ -162,6 +167,11 @@ class Kind(Protocol):
 
     def check_options(self, options: bytes) -> None:
         """Raise `Invalid` if the options of a table are malformed. Options that pass can always be decoded."""
+
+    def check_retention(self, policy: RetentionPolicy) -> None:
+        """Raise `Invalid` if tables of this kind cannot delete by these limits. Most kinds delete by none."""
+        if policy != RetentionPolicy():
+            raise Invalid(f"a {self.name} table has no retention: give rows a time to live, or delete ranges of them")
 
     def check_altered(self, info: TableInfo, options: bytes) -> None:
         """Raise `Invalid` if the options of an existing table cannot become `options`."""

@@ -10,14 +10,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from penstock.archive.chunk import ChunkIdentity, Sealing
+from penstock.archive.container import create_chunk, open_chunk
+from penstock.archive.storage import PLAIN_FILES, FileStorage
 from penstock.coordinator import Acknowledgement, Epoch
+from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.host.clock import Clock, SystemClock
-from penstock.host.files import FileSystem
+from penstock.host.file_operations import make_dirs
+from penstock.host.files import Buffer, FileSystem
 from penstock.host.os_files import OsFileSystem
-from penstock.journal.partitions import PartitionId, partition_id
+from penstock.host.paths import parent
+from penstock.journal.partitions import PartitionId, partition_id, table_of
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingDelta, PendingGroup
-from penstock.partition.reference import Reference, StagedFile
+from penstock.partition.reference import StagedFile
 
 T = TypeVar("T")
 Insert = Callable[[PendingDelta, PartitionId, Any, Any], object]
@@ -48,6 +54,38 @@ class BuildContext:
     fs: FileSystem = field(default_factory=OsFileSystem)
     clock: Clock = field(default_factory=SystemClock)  # of the process that builds
     hand_over: Callable[[PartitionId, StagedFile], None] = lambda *_: None  # send a finished file to the owner
+    files_of: Callable[[int], FileStorage] = lambda table_id: PLAIN_FILES  # how the files of a table are written
+
+    def sealing(self, partition: PartitionId) -> Sealing:
+        """Return how a file of a shard is written."""
+        return self.files_of(table_of(partition)).sealing(0)
+
+    def write_file(self, partition: PartitionId, staged: StagedFile, content: Buffer) -> None:
+        """Write a staged file that is not an sstable, durably."""
+        path = f"{self.root}/{staged.file_name}"
+        make_dirs(self.fs, parent(path))
+        identity = ChunkIdentity(store=self.identity, chunk_id=staged.chunk_id)
+        out = create_chunk(self.fs, path, identity, self.sealing(partition))
+        try:
+            out.write(content)
+            out.finish()
+        except BaseException:
+            out.abort()
+            raise
+
+
+def staged_content(fs: FileSystem, path: str) -> bytes:
+    """Return the content of a staged file that is not an sstable; `Invalid` if it is malformed."""
+    try:
+        chunk = open_chunk(fs, path)
+    except (CorruptionError, UnsupportedVersion) as error:
+        raise Invalid(f"{path} cannot be read ({error}): build it again") from None
+    try:
+        return bytes(chunk.read(0, chunk.size))
+    except CorruptionError as error:
+        raise Invalid(f"{path} cannot be read ({error}): build it again") from None
+    finally:
+        chunk.close()
 
 
 class Reading(Protocol):
@@ -146,8 +184,17 @@ class Port(Reading, Protocol):
         In the owner the request is passed as it is; a client sends it as bytes and decodes the answer as a `reply`.
         """
 
-    def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
-        """Create a table if it is absent."""
+    def create(
+        self,
+        name: str,
+        kind: str,
+        shards: int,
+        options: bytes,
+        storage: bytes = b"",
+        *,
+        encrypted: bool | None = None,
+    ) -> TableInfo:
+        """Create a table if it is absent; `encrypted`: None means as the owner's settings and `storage` say."""
 
     def drop(self, name: str) -> None:
         """Delete a table; `NotFound` if there is none."""
@@ -155,14 +202,20 @@ class Port(Reading, Protocol):
     def alter(self, info: TableInfo, options: bytes) -> TableInfo:
         """Replace the options of a table durably, unless they are no longer `info`'s; return the table after that."""
 
+    def configure(self, info: TableInfo, storage: bytes) -> TableInfo:
+        """Replace the storage options of a table durably, unless they are no longer `info`'s; return it after that."""
+
     def stage(self, partition: PartitionId, count: int, lease_s: float) -> list[StagedFile]:
         """Reserve names for `count` files that are built outside the owner."""
 
     def building(self, lease_s: float) -> AbstractContextManager[BuildContext]:
         """Return a context in which files for this store are built; each must be committed within `lease_s`."""
 
-    def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
-        """Check and sync files that were built outside the owner, and return the reference for a group."""
+    def accept(self, group: PendingGroup, partition: PartitionId, files: Sequence[StagedFile]) -> None:
+        """Check and sync files that were built outside the owner, and make them the section of a group.
+
+        If that fails, the group must not be submitted.
+        """
 
     def is_token_used(self, token: tuple[str, int]) -> bool:
         """Whether a token was already used, as far as is known."""

@@ -54,6 +54,9 @@ class TreeMachine(Machine):
     def memory_bytes(self) -> int:
         return self.tree.memory_bytes() + (0 if self.feed is None else self.feed.memory_bytes())
 
+    def maintain_feed(self, now_us: int) -> bool:
+        return self.feed is not None and self.feed.maintain(now_us, self.tree.time_us)
+
     def store_now(self) -> None:
         if self.feed is not None:
             self.feed.store_now()

@@ -57,9 +57,11 @@ def record_changes(feed: Feed, tree: Tree, entry: Entry, sections: Sequence[sect
         feed.record_one(lsn, time_us, ChangePart(1, (_HEADER.pack(_PUTS, 0, 1), bit, data)))
         return
     puts = section.to_edit(sections, lsn, time_us).puts
-    if len(sections) == 1 and payload is not None and len(payload) <= 2 * PART_BYTES:
+    if not puts:
+        feed.record(lsn, time_us, ())
+    elif len(sections) == 1 and payload is not None and len(payload) <= 2 * PART_BYTES:
         feed.record_one(lsn, time_us, _puts_part(before, puts, payload))
-    elif puts:
+    else:
         feed.record(lsn, time_us, [_puts_part(before, some, None) for some in _chunks(puts.items())])
 
 
@@ -70,7 +72,7 @@ def records_in_memory(feed: Feed, tree: Tree, entry: Entry) -> bool:
     part, payload = entry.decoded[0], entry.sections[0].payload
     if entry.sections[0].header.form == REFERENCE or type(part) is not section.Rows or not part.plain:
         return False
-    return len(payload) <= PART_BYTES and feed.deadlines.holds(entry.time_us)
+    return len(payload) <= PART_BYTES and feed.deadlines.holds(entry.time_us) and not feed.is_trim_step(entry.time_us)
 
 
 def record_load(feed: Feed, maintenance: Maintenance, tree: Tree, entry: Entry, chunk_ids: Sequence[int]) -> None:

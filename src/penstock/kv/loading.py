@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from penstock.archive.chunk import ChunkIdentity
+from penstock.archive.chunk import ChunkIdentity, Sealing
+from penstock.archive.container import open_chunk
 from penstock.errors import Invalid, NotFound
 from penstock.host.file_operations import make_dirs, remove_folder
 from penstock.host.paths import parent
-from penstock.journal.partitions import PartitionId, shards_of
+from penstock.journal.partitions import PartitionId, shards_of, table_of
 from penstock.kinds import BuildContext, PreparedRows, partitions_of
 from penstock.kv import section
 from penstock.kv.ranges import PAST_ALL_KEYS
 from penstock.kv.structs import has_fields
 from penstock.kv.values import MERGES, Options, arrow_type, key_type, stored_values
-from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max, sstable_path
+from penstock.lsm.merge import MergeInput, MergePlan, as_written, merge, outputs_max, sstable_path
 from penstock.lsm.operators import check_operand
 from penstock.lsm.order import Keys, Values, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
@@ -108,6 +108,8 @@ class Loader:
                 remove_folder(self._fs, self._spare)
 
     def _add(self, batch: Any) -> None:
+        import pyarrow.compute as pc
+
         keys, values = batch.column("key").cast(pa.binary()), batch.column("value")
         ops = batch.column("op") if "op" in batch.schema.names else None
         _check_lengths(keys, KEY_BYTES_MAX, "key")
@@ -167,12 +169,14 @@ class Loader:
             make_dirs(self._fs, self._spare)
         chunk_id = 1 + sum(len(some.sorted) for some in self._shards)
         path = sstable_path(self._spare, chunk_id)
-        self._write(path, ChunkIdentity(store=self._context.identity, chunk_id=chunk_id), _sorted(shard.parts))
+        identity = ChunkIdentity(store=self._context.identity, chunk_id=chunk_id)
+        self._write(path, identity, self._partitions[number], _sorted(shard.parts))
         shard.sorted.append(path)
         shard.parts, shard.bytes = [], 0
 
-    def _write(self, path: str, identity: ChunkIdentity, columns: Columns) -> None:
-        writer = SstableWriter(self._fs, path, identity, maker=self._context.maker)
+    def _write(self, path: str, identity: ChunkIdentity, partition: PartitionId, columns: Columns) -> None:
+        sealing = self._context.sealing(partition)
+        writer = SstableWriter(self._fs, path, identity, sealing=sealing, maker=self._context.maker)
         for start in range(0, len(columns), 65_536):
             writer.append(columns.slice(start, min(len(columns), start + 65_536)))
         writer.finish()
@@ -188,7 +192,7 @@ class Loader:
         elif not shard.sorted:
             staged = self._context.reserve(partition, 1)[0]
             identity = ChunkIdentity(store=self._context.identity, chunk_id=staged.chunk_id)
-            self._write(f"{self._context.root}/{staged.file_name}", identity, _sorted(shard.parts))
+            self._write(f"{self._context.root}/{staged.file_name}", identity, partition, _sorted(shard.parts))
             yield self._sealed(partition, staged, shard.rows)
         else:
             yield from self._merged(number)
@@ -197,9 +201,10 @@ class Loader:
     def _merged(self, number: int) -> Iterator[PreparedRows]:
         """Merge the temporary sorted files, newest first, into as few files as possible."""
         shard, partition = self._shards[number], self._partitions[number]
+        sealing = self._context.sealing(partition)
         if shard.parts:
             self._sort_away(number)
-        size = sum(self._size(path) for path in shard.sorted)
+        size = sum(self._size(path, sealing) for path in shard.sorted)
         reserved = self._context.reserve(partition, outputs_max(shard.rows, size))
         by_id = {staged.chunk_id: staged for staged in reserved}
         plan = MergePlan(
@@ -208,22 +213,26 @@ class Loader:
             store=self._context.identity,
             chunk_ids=tuple(by_id),
             now_us=0,
+            table_id=table_of(partition),
+            sealing=as_written(sealing),
         )
-        for summary in merge(plan, fs=self._fs, maker=self._context.maker):
+        for summary in merge(plan, fs=self._fs, keys=sealing.keys, maker=self._context.maker):
             yield self._sealed(partition, by_id[summary.chunk_id], summary.rows)
 
-    def _size(self, path: str) -> int:
-        file = self._fs.open(path)
+    def _size(self, path: str, sealing: Sealing) -> int:
+        chunk = open_chunk(self._fs, path, sealing.keys)
         try:
-            return file.size()
+            return chunk.size
         finally:
-            file.close()
+            chunk.close()
 
     def _sealed(self, partition: Any, staged: StagedFile, rows: int) -> PreparedRows:
         return PreparedRows(partition, file=sealed(self._fs, self._context.root, staged), rows=rows)
 
 
 def _equal(ops: Any, name: str) -> Any:
+    import pyarrow.compute as pc
+
     return pc.fill_null(pc.equal(ops, name), False).to_numpy(zero_copy_only=False)
 
 
@@ -232,6 +241,8 @@ def _span(column: Any) -> int:
 
 
 def _check_lengths(column: Any, bytes_max: int, name: str) -> None:
+    import pyarrow.compute as pc
+
     longest = pc.max(pc.binary_length(column)).as_py() or 0
     if longest > bytes_max:
         raise Invalid(f"a {name} has {longest} bytes: at most {bytes_max} are allowed")
@@ -239,6 +250,8 @@ def _check_lengths(column: Any, bytes_max: int, name: str) -> None:
 
 def _sorted(parts: list[Columns]) -> Columns:
     """Sort rows by key and keep the last one of each key."""
+    import pyarrow.compute as pc
+
     columns = [part.keys for part in parts]
     keys, bounds = Keys.of(columns), pc.min_max(pa.chunked_array(columns))
     order, same = sort(keys, shared_prefix(bounds["min"].as_py(), bounds["max"].as_py()))
@@ -265,6 +278,8 @@ def _rows(columns: Columns) -> section.Rows:
 
 def inside(batches: Iterator[Any], start: bytes, end: bytes | None) -> Iterator[Any]:
     """Pass the batches through; `Invalid` at the first key outside [start, end)."""
+    import pyarrow.compute as pc
+
     for batch in batches:
         keys = batch.column("key").cast(pa.binary())
         outside = pc.less(keys, pa.scalar(start, keys.type))
@@ -321,7 +336,7 @@ def _as_files(
         identity = ChunkIdentity(store=context.identity, chunk_id=staged.chunk_id)
         path = f"{context.root}/{staged.file_name}"
         make_dirs(fs, parent(path))
-        writer = SstableWriter(fs, path, identity, maker=context.maker)
+        writer = SstableWriter(fs, path, identity, sealing=context.sealing(partition), maker=context.maker)
         writer.delete_ranges(ranges)
         if rows_of is not None:
             writer.append(rows_of)

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.arguments import in_short, plain_int
 from penstock.errors import Invalid
@@ -165,6 +164,8 @@ def _plain_field(value: Any, field: Any) -> Any:
 
 def _check_times(column: Any, arrow: Any) -> None:
     """Raise `Invalid` for a time or a date that Python does not have: its whole row could not be read."""
+    import pyarrow.compute as pc
+
     if pa.types.is_struct(arrow):
         for field, part in zip(arrow, column.flatten(), strict=True):
             _check_times(part, field.type)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.kv import section
@@ -124,6 +123,8 @@ def check_table(table: Sstable, options: Options) -> None:
 
 
 def _check_columns(columns: Columns, last: tuple[bytes, int] | None, options: Options, path: str) -> tuple[bytes, int]:
+    import pyarrow.compute as pc
+
     keys, kinds = columns.keys, columns.kinds
     for column, bytes_max in ((keys, KEY_BYTES_MAX), (columns.values, VALUE_BYTES_MAX)):
         lengths = np.diff(offsets_of(column))
@@ -146,6 +147,8 @@ def _check_columns(columns: Columns, last: tuple[bytes, int] | None, options: Op
 
 
 def _equal(keys: Any, others: Any) -> Any:
+    import pyarrow.compute as pc
+
     return pc.equal(keys, others).to_numpy(zero_copy_only=False)
 
 

@@ -24,7 +24,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.arguments import in_short, plain_int
 from penstock.errors import CorruptionError, Invalid
@@ -320,6 +319,8 @@ def key_type(options: Options) -> Any:
 
 def arrow_values(column: Any, options: Options) -> Any:
     """Convert a binary column of stored values to the declared type, without a loop."""
+    import pyarrow.compute as pc
+
     if options.value == "bytes":
         return column
     if options.value in ("utf8", "json"):
@@ -339,6 +340,8 @@ def arrow_values(column: Any, options: Options) -> Any:
 
 def stored_values(column: Any, options: Options) -> Any:
     """Convert a column of the declared type to stored bytes, without a loop; null becomes empty or zero."""
+    import pyarrow.compute as pc
+
     if options.value in ("bytes", "utf8", "json"):
         if options.value == "json":
             _check_json(column)

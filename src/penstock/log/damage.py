@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.errors import CorruptionError, UnsupportedVersion
+from penstock.host.file_errors import unreadable
 from penstock.host.files import FileSystem
 from penstock.log.chain import SegmentName, is_damaged_name, read_names
 from penstock.log.record import HEADER, KIND_DATA, KIND_SEAL, Record, decode
@@ -19,7 +20,7 @@ from penstock.log.segment import HEADER_BYTES, SegmentReader, scan_tail
 
 
 def damaged_segments(fs: FileSystem, folder: str, identity: bytes) -> Iterator[CorruptionError]:
-    """Yield one error for each damaged segment of the log in `folder`."""
+    """Yield one error for each damaged segment of the log in `folder`; `FileNotFoundError` if one goes meanwhile."""
     chain, _, _, others = read_names(fs.listdir(folder))
     for name in filter(is_damaged_name, others):
         yield CorruptionError(f"{folder}/{name}", 0, "it looks like a segment, but its name is damaged")
@@ -31,6 +32,10 @@ def damaged_segments(fs: FileSystem, folder: str, identity: bytes) -> Iterator[C
             yield error
         except UnsupportedVersion as error:
             yield CorruptionError(f"{folder}/{name}", 0, str(error))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            yield unreadable(error, f"{folder}/{name}")
 
 
 def _read_segment(
@@ -87,7 +92,11 @@ def _readable(reader: SegmentReader, expected: int, limit: int) -> Iterator[Reco
 
 def _next_record(reader: SegmentReader, offset: int, expected: int) -> int | None:
     """Return the offset of a valid record after a damaged one; None if there is none."""
-    data = reader.file.pread(reader.file.size() - offset, offset)
+    try:
+        data = reader.file.pread(reader.file.size() - offset, offset)
+    except OSError as error:
+        unreadable(error, reader.file.path)
+        return None
     words = np.frombuffer(data[: len(data) & ~7], dtype="<u8")
     if len(words) < HEADER.size // 8:
         return None

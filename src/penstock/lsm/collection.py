@@ -14,7 +14,8 @@ import logging
 import re
 from dataclasses import dataclass
 
-from penstock.errors import Invalid, WaitExpired
+from penstock.arguments import seconds
+from penstock.errors import WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_operations import remove_file
@@ -29,6 +30,7 @@ from penstock.manifest.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
+GRACE_S_MAX = 3650 * 86_400.0
 _FILE = re.compile(r"([0-9]{20})\.[a-z]+(?:\.tmp)?")  # sstables, their indexes, and what loads staged
 
 
@@ -41,10 +43,11 @@ class CollectionSettings:
     """
 
     grace_s: float = 60.0
+    dropped_grace_s: float = 3_600.0  # how long descriptor, metrics and archived objects of a dropped table stay
 
     def __post_init__(self) -> None:
-        if self.grace_s < 0:
-            raise Invalid("grace_s must not be negative")
+        seconds(self.grace_s, "grace_s", GRACE_S_MAX)
+        seconds(self.dropped_grace_s, "dropped_grace_s", GRACE_S_MAX)
 
 
 class Collector:
@@ -107,7 +110,10 @@ class Collector:
 
     def _unlisted(self, tree: Tree, catalog: Catalog) -> list[str]:
         # In this order: a new file is announced before it has a name, and until after it is listed.
-        names = self._fs.listdir(f"{self._root}/{catalog.folder}")
+        try:
+            names = self._fs.listdir(f"{self._root}/{catalog.folder}")
+        except FileNotFoundError:  # its table was dropped meanwhile: this must not keep the other trees' files
+            return []
         in_use = tree.use.ids()
         return [
             f"{catalog.folder}/{name}"

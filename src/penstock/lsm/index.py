@@ -13,14 +13,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.archive.chunk import Chunk, ChunkIdentity, crc32c
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.host.files import Buffer
 from penstock.lsm.rows import U32
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 hash64: Callable[[bytes], int] | None
 try:  # A reader on another machine may lack it: it then searches the sorted keys.
@@ -237,7 +240,12 @@ class Index:
         self.ready = True
         if chunk.view is not None:
             self.slot_view = chunk.view[self._slots_at :].cast("I")
-            self.ready = crc32c is None
+            self.ready = crc32c is None and not chunk.lazy
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether its file is encrypted."""
+        return self._chunk.encrypted
 
     def _check_head(self, path: str, rows: int, texts_end: int, body_bytes: int) -> None:
         """Check that the numbers are consistent, which a checksum does not show: another process may have built it."""
@@ -266,18 +274,26 @@ class Index:
 
     def page(self, number: int) -> memoryview:
         """Return a page of slots (after them, of hashes), checked."""
-        start = self._slots_at + number * PAGE_BYTES
-        end = min(start + PAGE_BYTES, self._chunk.size)
+        start, end = self._page_span(number)
         data = self._chunk.read(start, end)
-        if not self._sound[number] and crc32c is not None and crc32c(bytes(data)) != self._tail_sums[number]:
-            raise CorruptionError(self._chunk.path, start, "this page of slots does not match its checksum")
-        self._sound[number] = self._chunk.view is not None  # a page opened from blocks is checked every time
+        if not self._sound[number]:
+            self._check_page(number, data)
+            self._sound[number] = self._chunk.view is not None  # a page opened from blocks is checked every time
         return data.cast("I")
 
+    def _page_span(self, number: int) -> tuple[int, int]:
+        start = self._slots_at + number * PAGE_BYTES
+        return start, min(start + PAGE_BYTES, self._chunk.size)
+
+    def _check_page(self, number: int, data: memoryview) -> None:
+        if crc32c is not None and crc32c(bytes(data)) != self._tail_sums[number]:
+            at = self._page_span(number)[0]
+            raise CorruptionError(self._chunk.path, at, "this page of slots does not match its checksum")
+
     def recheck(self, number: int) -> None:
-        """Compare a page with its checksum, even if it matched before."""
+        """Read a page from the file again and compare it with its checksum, even if it matched before."""
         self._sound[number] = 0
-        self.page(number)
+        self._check_page(number, self._chunk.read_again(*self._page_span(number)))
 
     def check_from(self, at: int) -> None:
         """Check the pages that a probe from this slot reads."""

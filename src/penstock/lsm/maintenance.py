@@ -14,24 +14,25 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
-from penstock.archive.chunk import PLAIN, Sealing
+from penstock.archive.storage import PLAIN_FILES, FileStorage
 from penstock.errors import DiskFull, GateShut, Invalid, UniqueJobAlreadyPending
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
-from penstock.lsm.catalog import Catalog
+from penstock.lsm.catalog import Catalog, TableDetail
 from penstock.lsm.index import Summary
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge_offers import MergeOffers
 from penstock.lsm.snapshot import Snapshot
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree import Tree
-from penstock.lsm.tree_files import TreeFiles, files_of
+from penstock.lsm.tree_files import ArchivedFiles, TreeFiles, files_of
 from penstock.lsm.tree_jobs import METRIC_LEVEL0_RUNS, METRIC_MEMTABLE_BYTES, Merge, Stop, TreeJobs, observation
 from penstock.lsm.tree_settings import TreeSettings, TreeStatistics
 from penstock.lsm.version import FileMeta, TableFile, Version, arrange, split_into_runs
@@ -40,7 +41,15 @@ from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import ChunkKey, JobId, MetricKey, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp
-from penstock.manifest.records import Completed, FailedPermanent, JobKind, JobRecord, MetricRecord, Pending
+from penstock.manifest.records import (
+    ChunkEntryRecord,
+    Completed,
+    FailedPermanent,
+    JobKind,
+    JobRecord,
+    MetricRecord,
+    Pending,
+)
 from penstock.manifest.tables import METRICS
 from penstock.scheduler.runner import JobResult, run_job
 from penstock.scheduler.task import StopSignal
@@ -72,14 +81,15 @@ class Maintenance:
         clock: Clock,
         merge_files: Merge | None = None,
         offers: MergeOffers | None = None,
-        sealing: Sealing = PLAIN,
+        storage_of: Callable[[int], FileStorage] = lambda db_id: PLAIN_FILES,
         tree_settings: TreeSettings | None = None,
         wake: Callable[[str], None] = lambda task: None,
         on_maintained: Callable[[], None] = lambda: None,
     ) -> None:
         self._manifest = manifest
         self._jobs = jobs
-        self._files = TreeFiles(fs, root, store, sealing)
+        self._files = TreeFiles(fs, root, store)
+        self._storage_of = storage_of
         self._clock = clock
         self._work = TreeJobs(manifest, jobs, self._files, clock=clock, merge_files=merge_files, offers=offers)
         self._tree_settings = tree_settings or TreeSettings()
@@ -106,14 +116,15 @@ class Maintenance:
         with self._changed:
             if (db_id, shard) in self._trees:
                 raise Invalid(f"the tree of table {db_id}, shard {shard} is open already")
-        catalog = Catalog(self._manifest, db_id, shard, folder)
+        catalog = Catalog(self._manifest, db_id, shard, folder, self._storage_of(db_id))
         make_dirs(self._files.fs, f"{self._files.root}/{folder}")
         files, stored, progress = catalog.load()
         known = progress.operators if files else ()
         tree = Tree(
             files,
-            self._files.open_table,
+            partial(self._files.open_table, encrypted=catalog.storage.keys is not None),
             clock=self._clock,
+            locate=self._files.locate,
             settings=settings or self._tree_settings,
             stored=stored,
             time_us=progress.time_us,
@@ -155,9 +166,7 @@ class Maintenance:
             runs = split_into_runs([(summary.start, summary.end, summary.chunk_id) for summary in summaries])
             added = [catalog.describe(summary, level=0, run=runs[summary.chunk_id]) for summary in summaries]
             files = self._files.open_all(added)
-            self._manifest.apply(
-                catalog.publish(added, stored=(lsn, time_us), operators=tree.operators, sealing=self._files.sealing)
-            )
+            self._manifest.apply(catalog.publish(added, stored=(lsn, time_us), operators=tree.operators))
             tree.install_adopted(files, lsn, time_us)
         finally:
             tree.use.withdraw(ids)
@@ -175,9 +184,14 @@ class Maintenance:
         catalog = self._catalog(tree)
         time_us = catalog.load()[2].time_us  # first: of no later flush
         snapshot = tree.snapshot()
-        version, sealing = snapshot.version, self._files.sealing
+        version = snapshot.version
+        try:
+            self._files.bring_back(file.meta for file in version.files())
+        except BaseException:
+            snapshot.close()
+            raise
         metas, stored = [file.meta for file in version.files()], (version.stored, time_us)
-        return snapshot, catalog.publish(metas, stored=stored, operators=tree.operators, sealing=sealing)
+        return snapshot, catalog.publish(metas, stored=stored, operators=tree.operators)
 
     def file_size(self, file_name: str) -> int:
         """Return the size of a file of the store."""
@@ -219,9 +233,10 @@ class Maintenance:
             if row.file_name.startswith(f"{folder}/"):
                 txn.delete_chunk(key)
         for number in (shard, COMPANION + shard, KEPT + shard):
-            txn.delete_wal_state(WalStateKey(db_id, number))
-        txn.delete_metrics(db_id)
-        txn.commit()
+            if self._manifest.get_wal_state(WalStateKey(db_id, number)) is not None:
+                txn.delete_wal_state(WalStateKey(db_id, number))
+        if not txn.is_empty:
+            txn.commit()
 
     def trees(self) -> list[tuple[Tree, Catalog]]:
         with self._changed:
@@ -232,6 +247,14 @@ class Maintenance:
             if known is tree:
                 return catalog
         raise Invalid("this tree is not open here")
+
+    def detail_of(self, key: ChunkKey, row: ChunkEntryRecord) -> TableDetail:
+        """Return a tree's part of a row of the manifest, with the key of its table if it is encrypted."""
+        return Catalog(self._manifest, key.db_id, 0, "", self._storage_of(key.db_id)).detail(key.chunk_id, row)
+
+    def use_archive(self, archive: ArchivedFiles) -> None:
+        """Read files that are not in the store's folder from an archive. Requires: no tree is open yet."""
+        self._files.archive = archive
 
     # -- requesting work
 
@@ -344,8 +367,9 @@ class Maintenance:
 
     def _check_listed(self, db_id: int, shard: int) -> None:
         """Open every listed file of a shard, whether its tree is open or not."""
-        for meta in Catalog(self._manifest, db_id, shard, "").load()[0]:
-            self._files.open_table(meta).close()
+        for meta in Catalog(self._manifest, db_id, shard, "", self._storage_of(db_id)).load()[0]:
+            if self._files.is_here(meta) or self._files.locate(meta) is None:
+                self._files.open_table(meta).close()
 
     @contextmanager
     def _at_work(self, db_id: int, shard: int) -> Iterator[tuple[Tree, Catalog] | None]:
@@ -389,9 +413,7 @@ class Maintenance:
         try:
             self.flush(tree)
             files = self._files.open_all(added)
-            operations = self._catalog(tree).publish(
-                added, stored=(lsn, time_us), operators=tree.operators, sealing=self._files.sealing
-            )
+            operations = self._catalog(tree).publish(added, stored=(lsn, time_us), operators=tree.operators)
             self._manifest.apply(operations)
             tree.install_adopted(files, lsn, time_us)
         finally:

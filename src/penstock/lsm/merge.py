@@ -19,8 +19,9 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.archive.chunk import PLAIN, ChunkIdentity, KeyRing, Sealing
-from penstock.errors import Closed, Invalid
+from penstock.archive.chunk import ChunkIdentity, Codec, KeyRing, Sealing
+from penstock.archive.table_keys import lent_keys
+from penstock.errors import Closed, Invalid, KeyMissing
 from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
@@ -60,6 +61,8 @@ class MergePlan:
     start: bytes = b""
     end: bytes | None = None  # only keys in [start, end)
     output_bytes: int = OUTPUT_BYTES  # an output is closed at this size
+    table_id: int = 0
+    sealing: tuple[Codec, int, bool] = ("none", 1, False)  # of the outputs: codec, its level, whether encrypted
 
     def __post_init__(self) -> None:
         if not self.inputs or not self.chunk_ids:
@@ -71,6 +74,21 @@ class MergePlan:
         """Return the plan with its names, relative to a store, put under `root`."""
         inputs = tuple(replace(source, path=f"{root}/{source.path}") for source in self.inputs)
         return replace(self, inputs=inputs, folder=f"{root}/{self.folder}")
+
+
+def as_written(sealing: Sealing) -> tuple[Codec, int, bool]:
+    """Return a sealing in plain values, without its keys: the process that merges has them, or asks for them."""
+    return sealing.codec, sealing.level, sealing.keys is not None
+
+
+def _sealing_of(plan: MergePlan, keys: KeyRing | None) -> Sealing:
+    codec, level, encrypted = plan.sealing
+    if not encrypted:
+        return Sealing(codec=codec, level=level)
+    keys = keys or next(iter(lent_keys(plan.store, plan.table_id)), None)
+    if keys is None:
+        raise KeyMissing(f"the files of table {plan.table_id} are encrypted, and this process has no key for them")
+    return Sealing(codec=codec, level=level, keys=keys)
 
 
 def sstable_path(folder: str, chunk_id: int) -> str:
@@ -88,17 +106,22 @@ def merge(
     *,
     fs: FileSystem | None = None,
     keys: KeyRing | None = None,
-    sealing: Sealing = PLAIN,
     stop: Callable[[], bool] | None = None,
     maker: str = "",
 ) -> tuple[Summary, ...]:
-    """Write the outputs of a plan and return their summaries. A failure leaves no file; `stop` is checked per slice."""
+    """Write the outputs of a plan and return their summaries. A failure leaves no file; `stop` is checked per slice.
+
+    `keys` are those of an encrypted table; by default those that were lent to this process.
+    """
     fs = OsFileSystem() if fs is None else fs
     tables: list[Sstable] = []
+    sealing = _sealing_of(plan, keys)
     outputs = _Outputs(plan, fs, sealing, maker)
     try:
         for source in plan.inputs:
             tables.append(Sstable.open(source.path, fs=fs, keys=keys, lsn=source.lsn))
+            if sealing.keys is not None:
+                tables[-1].check_encrypted()  # else a merge would encrypt what somebody made up
         ranges = RangeDeletes.of(piece for table in tables for piece in table.range_deletes)
         # One slice is written while the next is merged: numpy and I/O release the interpreter lock.
         with ThreadPoolExecutor(1, "merge-output") as pool:

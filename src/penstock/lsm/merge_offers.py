@@ -151,9 +151,14 @@ def _part(plan: MergePlan) -> JobPart:
     )
 
 
+def as_tuples(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return arguments that were sent, which made lists of tuples, as they were."""
+    return {name: tuple(value) if name in names else value for name, value in arguments.items()}
+
+
 def merge_part(arguments: dict[str, Any], stop: StopSignal) -> list[int]:
     """Run a part as work: merge the files under `root`, as process `maker`, and return the ids of the outputs."""
     root, maker = arguments.pop("root"), arguments.pop("maker", "")
     inputs = tuple(MergeInput(path=source["path"], lsn=source["lsn"]) for source in arguments.pop("inputs"))
-    plan = MergePlan(inputs=inputs, **{**arguments, "chunk_ids": tuple(arguments["chunk_ids"])})
+    plan = MergePlan(inputs=inputs, **as_tuples(arguments, "chunk_ids", "sealing"))
     return [summary.chunk_id for summary in merge(plan.under(root), stop=stop.is_set, maker=maker)]

@@ -8,15 +8,17 @@ Thread: pure functions; numpy releases the interpreter lock while it sorts.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.lsm.rows import I64, U64, binary_array, binary_column, fixed_array, offsets_of
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Flags: TypeAlias = "npt.NDArray[np.bool_]"
 
 _WORD = 8
 _LONGEST = (1 << 31) - 1

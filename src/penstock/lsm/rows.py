@@ -7,14 +7,16 @@ Invariant: the columns of one `Columns` have equal length, and its keys ascend s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.host.lazy_imports import load_pandas, pandas_is_loaded
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 PUT = 0
 DELETE = 1
@@ -27,10 +29,10 @@ KEY_BYTES_MAX = 1 << 16
 VALUE_BYTES_MAX = 1 << 26
 
 Row: TypeAlias = tuple[int, bytes, int, int]  # kind, value, lsn, expires_us
-U8: TypeAlias = npt.NDArray[np.uint8]
-U32: TypeAlias = npt.NDArray[np.uint32]
-U64: TypeAlias = npt.NDArray[np.uint64]
-I64: TypeAlias = npt.NDArray[np.int64]
+U8: TypeAlias = "npt.NDArray[np.uint8]"
+U32: TypeAlias = "npt.NDArray[np.uint32]"
+U64: TypeAlias = "npt.NDArray[np.uint64]"
+I64: TypeAlias = "npt.NDArray[np.int64]"
 
 SCHEMA = pa.schema(
     [

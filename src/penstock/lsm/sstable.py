@@ -18,10 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.archive.chunk import Chunk, KeyRing, crc32c
 from penstock.archive.container import open_chunk
@@ -44,6 +43,9 @@ from penstock.lsm.rows import (
 )
 from penstock.lsm.scan_part import ScanPart, rows_of_list
 from penstock.lsm.writer import index_path
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _PAGE_SHIFT = 16
 _BATCH_MASK = (1 << BATCH_SHIFT) - 1
@@ -142,7 +144,7 @@ class Sstable:
         self._source: Any = data.view.obj if data.view is not None else None
         # One flag per page: 1 if reads of the mapping may use it without a check.
         self._sound = bytearray(len(index.page_sums))
-        if crc32c is None and self._mapped:
+        if crc32c is None and self._mapped and not data.lazy:
             self._sound = bytearray(b"\1" * len(index.page_sums))
         batches = index.batches
         self._batches: list[_Batch | None] = [None] * (1 + len(batches))  # indexed by batch number in a slot, from 1
@@ -159,17 +161,33 @@ class Sstable:
 
     @classmethod
     def open(
-        cls, path: str, *, fs: FileSystem | None = None, keys: KeyRing | None = None, lsn: int | None = None
+        cls,
+        path: str,
+        *,
+        fs: FileSystem | None = None,
+        keys: KeyRing | None = None,
+        lsn: int | None = None,
+        data_path: str | None = None,
+        resident: bool = False,
     ) -> Sstable:
+        """Open a file and its index. `data_path`: of a copy of the file, if it is not beside its index.
+
+        `resident`: see `open_chunk`; for files that are read again and again.
+        """
         fs = OsFileSystem() if fs is None else fs
-        index_chunk = open_chunk(fs, index_path(path), keys)
-        data = open_chunk(fs, path, keys)
+        index_chunk = open_chunk(fs, index_path(path), keys, resident=resident)
+        data = open_chunk(fs, path if data_path is None else data_path, keys, resident=resident)
         return cls(data, Index(index_chunk), lsn)
 
     def close(self) -> None:
         """Close the files. Requires: no reader is left; blocks that are not mapped become unreadable."""
         self._index.close()
         self._data.close()
+
+    def check_encrypted(self) -> None:
+        """Raise `CorruptionError` if the file or its index is plain. Requires: its table is encrypted."""
+        if not (self._data.encrypted and self._index.encrypted):
+            raise CorruptionError(self.path, 0, "this file or its index is not encrypted, and its table is")
 
     @property
     def mapped(self) -> bool:
@@ -210,7 +228,7 @@ class Sstable:
         damage: list[CorruptionError] = []
         for at in range(0, self._data.size, PAGE_BYTES):
             try:
-                self._check_page(at >> _PAGE_SHIFT, self._data.read(at, min(at + PAGE_BYTES, self._data.size)))
+                self._check_page(at >> _PAGE_SHIFT, self._data.read_again(at, min(at + PAGE_BYTES, self._data.size)))
             except CorruptionError as error:
                 damage.append(error)
         for number in range(self._index.pages):

@@ -1,7 +1,8 @@
 """The tasks that maintain trees: flush, compaction, clean-up, metrics.
 
 The first two only check and enqueue: the work is a durable job, run by the `JobRunner`s made here.
-A compaction runs on the `process` engine; sealed files stay in this process, whose keys they need.
+A compaction runs on the `process` engine. If its table is encrypted, the table's key goes with the work, through the
+pipe to the worker, and nowhere else.
 
 Thread: the scheduler's workers.
 """
@@ -13,10 +14,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from penstock.archive.chunk import KeyRing
+from penstock.archive.table_keys import TableKeyRing
 from penstock.lsm.collection import Collector
 from penstock.lsm.index import Summary
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.merge import MergeInput, MergePlan, merge
+from penstock.lsm.merge_offers import as_tuples
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_jobs import Merge, Stop
 from penstock.manifest.jobs import JobQueue
@@ -75,8 +79,11 @@ def job_runners(maintenance: Maintenance, jobs: JobQueue) -> list[JobRunner]:
 def merge_on(engines: Engines, engine: str = "process") -> Merge:
     """Return a merge that runs on an engine: it sends file names and receives summaries."""
 
-    def merge_files(plan: MergePlan, stop: Stop) -> Sequence[Summary]:
-        result: Any = engines.get(engine).submit(f"{__name__}:merge_work", asdict(plan)).wait(stop)
+    def merge_files(plan: MergePlan, stop: Stop, keys: KeyRing | None = None) -> Sequence[Summary]:
+        arguments = asdict(plan)
+        if keys is not None:
+            arguments["key"] = keys.key(keys.current())
+        result: Any = engines.get(engine).submit(f"{__name__}:merge_work", arguments).wait(stop)
         return [Summary(**summary) for summary in result]
 
     return merge_files
@@ -84,8 +91,9 @@ def merge_on(engines: Engines, engine: str = "process") -> Merge:
 
 def merge_work(arguments: dict[str, Any], stop: StopSignal) -> list[dict[str, Any]]:
     """Run a merge as work for an engine."""
-    inputs = tuple(MergeInput(**source) for source in arguments.pop("inputs"))
-    plan = MergePlan(inputs=inputs, **{**arguments, "chunk_ids": tuple(arguments["chunk_ids"])})
+    inputs, key = tuple(MergeInput(**source) for source in arguments.pop("inputs")), arguments.pop("key", None)
+    plan = MergePlan(inputs=inputs, **as_tuples(arguments, "chunk_ids", "sealing"))
     if stop.is_set():
         raise WorkCancelled("the merge was asked to stop before it began")
-    return [asdict(summary) for summary in merge(plan, stop=stop.is_set)]
+    keys = None if key is None else TableKeyRing(lambda table_id: bytes(key), plan.table_id)
+    return [asdict(summary) for summary in merge(plan, keys=keys, stop=stop.is_set)]

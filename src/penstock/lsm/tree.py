@@ -27,7 +27,7 @@ from penstock.lsm.rows import MERGE, Row
 from penstock.lsm.snapshot import TREE_CLOSED, Snapshot
 from penstock.lsm.sstable import Sstable
 from penstock.lsm.tree_settings import Stall, TreeSettings, TreeStatistics
-from penstock.lsm.version import FileMeta, Run, TableFile, Version, arrange
+from penstock.lsm.version import FileMeta, Locate, Run, TableFile, Version, arrange
 from penstock.lsm.view import NewestView, View
 
 
@@ -40,6 +40,7 @@ class Tree:
         open_table: Callable[[FileMeta], Sstable],
         *,
         clock: Clock,
+        locate: Locate = lambda meta: None,
         settings: TreeSettings | None = None,
         stored: int = 0,
         time_us: int = 0,
@@ -64,7 +65,7 @@ class Tree:
         self.stored_time_us = time_us  # the highest record time in files
         self.store_first: Callable[[], None] | None = None  # called before files of a flush are published
         self.operators = operators  # of unfolded operands, in memory or in files; None: unknown
-        levels = arrange(TableFile(meta, open_table) for meta in files)
+        levels = arrange(TableFile(meta, open_table, locate) for meta in files)
         version = Version(memtable(stored), (), levels, stored, stored, time_us)
         self._newest = NewestView(version, self._now_us)
         self.get = self._newest.get  # the value of a key, or None; callers bind it, so that a get is one call less
@@ -401,6 +402,21 @@ class Tree:
         """Return the LSN from which on deletes must be kept."""
         with self._lock:
             return min([snapshot.lsn for snapshot in self._snapshots] + [self._version.stored]) + 1
+
+    def pinned_ids(self) -> set[int]:
+        """Return the chunk ids of files that a snapshot holds, or that are being replaced."""
+        with self._lock:
+            versions = [snapshot.version for snapshot in self._snapshots if not snapshot.is_closed]
+        return {file.meta.chunk_id for version in versions for file in version.files()} | self.use.ids()
+
+    def release(self, file_names: set[str]) -> None:
+        """Close these files; the next read opens them again, wherever they are then."""
+        with self._lock:
+            versions = [snapshot.version for snapshot in self._snapshots if not snapshot.is_closed]
+        for version in (self._version, *versions):
+            for file in version.files():
+                if file.meta.file_name in file_names:
+                    file.forget()
 
     def close(self) -> None:
         """End all reads, also those of snapshots: from now on another owner may use the files."""

@@ -7,9 +7,10 @@ Invariant: a file is used only if its store, chunk id and rows match what was ex
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from penstock.archive.chunk import ChunkIdentity, Sealing
+from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import CorruptionError, Invalid
 from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
@@ -17,12 +18,14 @@ from penstock.lsm.index import ROWS_MAX, Summary
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.sorted_rows import SortedRows
 from penstock.lsm.sstable import Sstable
-from penstock.lsm.version import FileMeta, TableFile
+from penstock.lsm.version import FileMeta, RemoteTable, TableFile
 from penstock.lsm.writer import BATCH_BYTES, SstableWriter
 
 FLUSH_CHUNK_ROWS = 1 << 16  # rows passed to a writer per call
 ROWS_PER_FILE = FLUSH_CHUNK_ROWS * 50
 assert ROWS_PER_FILE < ROWS_MAX  # which leaves room for range deletes
+
+COPY_ATTEMPTS = 100  # at a copy from the archive, which reads of other files may remove before it is open
 
 
 def files_of(rows: Memtable) -> int:
@@ -30,33 +33,74 @@ def files_of(rows: Memtable) -> int:
     return 1 + max(0, len(rows.rows) - 1) // ROWS_PER_FILE
 
 
+class ArchivedFiles(Protocol):
+    """Copies of sstables in an archive."""
+
+    def locate(self, meta: FileMeta) -> RemoteTable | None:
+        """Return where the archive has a file; None if it has no verified copy."""
+
+    def cached(self, meta: FileMeta) -> str | None:
+        """Return the path of a copy to read, fetched if need be; None if the archive has none."""
+
+    def bring_back(self, meta: FileMeta) -> None:
+        """Fetch a file into the store's folder again."""
+
+
 class TreeFiles:
     """The sstables below the folder `root` of the store whose identity is `store`."""
 
-    def __init__(self, fs: FileSystem, root: str, store: bytes, sealing: Sealing) -> None:
+    def __init__(self, fs: FileSystem, root: str, store: bytes) -> None:
         self.fs = fs
         self.root = root
         self.store = store
-        self.sealing = sealing
+        self.archive: ArchivedFiles | None = None
 
-    def open_table(self, meta: FileMeta) -> Sstable:
-        """Open a listed file; `CorruptionError` if it is missing or another file."""
+    def locate(self, meta: FileMeta) -> RemoteTable | None:
+        """Return where the archive has a file, if there is one."""
+        return None if self.archive is None else self.archive.locate(meta)
+
+    def is_here(self, meta: FileMeta) -> bool:
+        """Whether a file is in the store's folder."""
+        return self.fs.exists(f"{self.root}/{meta.file_name}")
+
+    def bring_back(self, metas: Iterable[FileMeta]) -> None:
+        """Fetch the files that are in the archive only: work outside this process reads them by their names."""
+        for meta in metas:
+            if self.archive is not None and not self.is_here(meta):
+                self.archive.bring_back(meta)
+
+    def open_table(self, meta: FileMeta, encrypted: bool = False) -> Sstable:
+        """Open a listed file; `CorruptionError` if it is missing, another file, or plain in an encrypted table."""
         path = f"{self.root}/{meta.file_name}"
         try:
-            table = Sstable.open(path, fs=self.fs, keys=self.sealing.keys, lsn=meta.lsn)
+            table = Sstable.open(path, fs=self.fs, lsn=meta.lsn, resident=True)
         except FileNotFoundError as error:
-            raise CorruptionError(
-                error.filename or path, 0, "this file is listed in the manifest, and missing"
-            ) from None
+            table = self._open_archived(path, meta, error.filename or path)
         summary = table.summary
         if (summary.store, summary.chunk_id, summary.rows) != (self.store, meta.chunk_id, meta.rows):
             table.close()
             raise CorruptionError(path, 0, f"this is not the file that the manifest lists as chunk {meta.chunk_id}")
+        if encrypted:
+            table.check_encrypted()
         return table
+
+    def _open_archived(self, path: str, meta: FileMeta, missing: str) -> Sstable:
+        if self.archive is not None and missing == path:
+            for _ in range(COPY_ATTEMPTS):
+                copy = self.archive.cached(meta)
+                if copy is None:
+                    break
+                try:
+                    return Sstable.open(path, fs=self.fs, lsn=meta.lsn, data_path=copy, resident=True)
+                except FileNotFoundError as error:
+                    missing = error.filename or path
+                    if missing != copy:  # its index, which is never evicted
+                        break
+        raise CorruptionError(missing, 0, "this file is listed in the manifest, and missing")
 
     def open_all(self, metas: Sequence[FileMeta]) -> list[TableFile]:
         """Open files for a version now: once they are committed, nothing may fail."""
-        files = [TableFile(meta, self.open_table) for meta in metas]
+        files = [TableFile(meta, self.open_table, self.locate) for meta in metas]
         for file in files:
             file.table()
         return files
@@ -84,15 +128,16 @@ class TreeFiles:
         return summaries
 
     def writer(self, catalog: Catalog, chunk_id: int) -> SstableWriter:
-        """Return a writer for the file of a chunk id."""
+        """Return a writer for the file of a chunk id, in level 0."""
         identity = ChunkIdentity(store=self.store, chunk_id=chunk_id)
-        return SstableWriter(self.fs, f"{self.root}/{catalog.file_name(chunk_id)}", identity, sealing=self.sealing)
+        path, sealing = f"{self.root}/{catalog.file_name(chunk_id)}", catalog.storage.sealing(0)
+        return SstableWriter(self.fs, path, identity, sealing=sealing)
 
     def inspect(self, catalog: Catalog, chunk_id: int, check: Callable[[Sstable], object]) -> Summary:
         """Return the summary of a file built outside; `Invalid` if it is of another store, or if `check` raises it."""
         path = f"{self.root}/{catalog.file_name(chunk_id)}"
         try:
-            table = Sstable.open(path, fs=self.fs, keys=self.sealing.keys)
+            table = Sstable.open(path, fs=self.fs)
         except FileNotFoundError as error:
             raise CorruptionError(error.filename or path, 0, "this file is to be adopted, and is missing") from None
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from penstock.archive.chunk import KeyRing
 from penstock.errors import Backpressure, CommitFailed, OutcomeUnknown, PenstockError, Poisoned
 from penstock.host import memory
 from penstock.host.clock import Clock
@@ -21,7 +22,7 @@ from penstock.host.metrics import bucket_counts
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.compaction import Compaction
 from penstock.lsm.index import Summary
-from penstock.lsm.merge import MergeInput, MergePlan, merge, outputs_max
+from penstock.lsm.merge import MergeInput, MergePlan, as_written, merge, outputs_max
 from penstock.lsm.merge_offers import MergeOffers, Reserve
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_files import TreeFiles, files_of
@@ -39,7 +40,7 @@ METRIC_FLUSH_BYTES, METRIC_FLUSH_US, METRIC_COMPACTION_BYTES, METRIC_COMPACTION_
 METRIC_MEMTABLE_BYTES, METRIC_LEVEL0_RUNS = 5, 6
 
 Stop = Callable[[], bool]
-Merge = Callable[[MergePlan, Stop], Sequence[Summary]]
+Merge = Callable[[MergePlan, Stop, KeyRing | None], Sequence[Summary]]  # the keys of an encrypted table
 
 
 class TreeJobs:
@@ -59,10 +60,8 @@ class TreeJobs:
         self._jobs = jobs
         self._files = files
         self._clock = clock
-        # Sealed files are merged here: no other process has the keys.
-        plain = files.sealing.plain
-        self._merge: Merge = self._merge_here if merge_files is None or not plain else merge_files
-        self._offers = offers if plain else None
+        self._merge: Merge = self._merge_here if merge_files is None else merge_files
+        self._offers = offers
         self.compacting: dict[tuple[int, int], int] = {}  # compactions that run, by table and shard
 
     def reserve(self, count: int) -> list[int]:
@@ -89,8 +88,7 @@ class TreeJobs:
             summaries = self._files.write(rows, catalog, ids)
             files = self._files.open_all([catalog.describe(summary, level=0, run=ids[0]) for summary in summaries])
             stored = (frozen[0].lsn_last, rows.time_us)
-            metas, operators = [file.meta for file in files], tree.operators
-            operations = catalog.publish(metas, stored=stored, operators=operators, sealing=self._files.sealing)
+            operations = catalog.publish([file.meta for file in files], stored=stored, operators=tree.operators)
             operations += self._observe(catalog, METRIC_FLUSH_BYTES, METRIC_FLUSH_US, summaries, began_s)
             if lease is None:
                 self._manifest.apply(operations)
@@ -143,6 +141,8 @@ class TreeJobs:
             now_us=tree.stored_time_us,
             bottom=compaction.bottom,
             lsn_floor=tree.oldest_snapshot(),
+            table_id=catalog.db_id,
+            sealing=as_written(catalog.storage.sealing(compaction.target)),
         )
         announced = [*ids, *(meta.chunk_id for meta in inputs)]  # the inputs too: they are unlisted before the swap
         tree.use.announce(announced)
@@ -154,11 +154,12 @@ class TreeJobs:
             return more
 
         try:
-            summaries = self._outputs_of(compaction, plan, reserve, stop)
+            self._files.bring_back(inputs)
+            summaries = self._outputs_of(compaction, plan, reserve, stop, catalog.storage.keys)
             files = self._files.open_all([catalog.describe(s, level=compaction.target, run=0) for s in summaries])
             if not tree.is_current(compaction):
                 raise PenstockError("the inputs of a compaction changed while it ran")
-            operations = catalog.publish([file.meta for file in files], inputs, sealing=self._files.sealing)
+            operations = catalog.publish([file.meta for file in files], inputs)
             operations += self._observe(catalog, METRIC_COMPACTION_BYTES, METRIC_COMPACTION_US, summaries, began_s)
             self._commit(lease, operations)
         except Poisoned:
@@ -178,16 +179,18 @@ class TreeJobs:
             len(files),
         )
 
-    def _outputs_of(self, compaction: Compaction, plan: MergePlan, reserve: Reserve, stop: Stop) -> Sequence[Summary]:
+    def _outputs_of(
+        self, compaction: Compaction, plan: MergePlan, reserve: Reserve, stop: Stop, keys: KeyRing | None
+    ) -> Sequence[Summary]:
         """Merge on a driver, or here. An abandoned driver has its own ids, so it may keep writing."""
         if self._offers is not None:
             summaries = self._offers.merge(plan, compaction.inputs, reserve, stop)
             if summaries is not None:
                 return summaries
-        return self._merge(plan.under(self._files.root), stop)
+        return self._merge(plan.under(self._files.root), stop, keys)
 
-    def _merge_here(self, plan: MergePlan, stop: Stop) -> Sequence[Summary]:
-        return merge(plan, fs=self._files.fs, keys=self._files.sealing.keys, sealing=self._files.sealing, stop=stop)
+    def _merge_here(self, plan: MergePlan, stop: Stop, keys: KeyRing | None) -> Sequence[Summary]:
+        return merge(plan, fs=self._files.fs, keys=keys, stop=stop)
 
     def _commit(self, lease: Lease, operations: list[ManifestOp]) -> None:
         """Commit; if the outcome is unknown, find out. `Poisoned` if that fails too."""

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from penstock.errors import Invalid
 from penstock.host import threads
@@ -50,6 +50,7 @@ class FileMeta:
     has_ranges: bool
     expires: bool  # some of its rows expire
     lsn: int | None = None  # replaces the LSN of all rows, in an adopted file
+    object: str | None = None  # its key in the archive, if that was verified before the tree was opened
 
 
 def check_disjoint(files: Iterable[FileMeta]) -> None:
@@ -72,14 +73,27 @@ def split_into_runs(files: Iterable[tuple[bytes, bytes, int]]) -> dict[int, int]
     return runs
 
 
+class RemoteTable(NamedTuple):
+    """Where an sstable is in an archive."""
+
+    url: str  # of the archive
+    key: str
+
+
+Locate: TypeAlias = Callable[[FileMeta], RemoteTable | None]
+
+
 class TableFile:
     """A listed sstable; opened when it is first read."""
 
-    __slots__ = ("__weakref__", "_lock", "_open", "_ranges", "_short_ways", "_table", "meta")
+    __slots__ = ("__weakref__", "_locate", "_lock", "_open", "_ranges", "_short_ways", "_table", "meta")
 
-    def __init__(self, meta: FileMeta, open_table: Callable[[FileMeta], Sstable]) -> None:
+    def __init__(
+        self, meta: FileMeta, open_table: Callable[[FileMeta], Sstable], locate: Locate = lambda meta: None
+    ) -> None:
         self.meta = meta
         self._open = open_table
+        self._locate = locate
         self._table: Sstable | None = None  # guarded by _lock while it is None
         self._ranges: RangeDeletes | None = None if meta.has_ranges else NO_RANGES
         self._short_ways: tuple[weakref.ref[Run], ...] = ()  # guarded by _lock: runs that read the table directly
@@ -96,6 +110,10 @@ class TableFile:
                     self._table = table
                     MAPPINGS.register(self)
         return table
+
+    def remote(self) -> RemoteTable | None:
+        """Return where the archive has this file; None if it has no verified copy."""
+        return self._locate(self.meta)
 
     @property
     def range_deletes(self) -> RangeDeletes:

@@ -20,11 +20,12 @@ import msgspec
 from penstock.errors import GateShut, Invalid, LeaseLost, NotFound, UniqueJobAlreadyPending
 from penstock.manifest.engine import WriteView
 from penstock.manifest.invariants import check_job
-from penstock.manifest.keys import U64_MAX, ComponentId, MetricKey, WalStateKey
+from penstock.manifest.keys import U64_MAX, ChunkKey, ComponentId, MetricKey, WalStateKey
 from penstock.manifest.operations import (
     BumpGeneration,
     CommitReceipt,
     DeleteChunk,
+    DeleteDb,
     DeleteMetrics,
     DeletePendingIndex,
     DeleteWalState,
@@ -34,27 +35,41 @@ from penstock.manifest.operations import (
     PutJob,
     PutWalState,
     RemoveJob,
+    SetResidency,
     UpdateJobState,
     UpsertChunk,
     UpsertPendingIndex,
 )
 from penstock.manifest.records import (
     Completed,
-    Evicted,
+    DbNameRecord,
     FailedPermanent,
     GenerationRecord,
     GenerationWaiterSnapshot,
     InFlight,
     JobKind,
     JobRecord,
+    Local,
     MetricRecord,
     Pending,
     PendingJobRecord,
-    RemoteArchived,
     Tombstoned,
     WalStateRecord,
 )
-from penstock.manifest.tables import CHUNK_FILES, CHUNKS, DB, GENERATIONS, JOBS, METRICS, PENDING, WAL_STATE
+from penstock.manifest.residency import check_residency
+from penstock.manifest.tables import (
+    CHUNK_FILES,
+    CHUNKS,
+    DB,
+    DB_NAMES,
+    GENERATIONS,
+    JOBS,
+    METRICS,
+    PENDING,
+    WAL_STATE,
+    chunks,
+    partitions,
+)
 
 _MANIFEST = int(ComponentId.MANIFEST)
 _NO_PROGRESS = WalStateRecord()
@@ -152,11 +167,30 @@ class ManifestEdit:
         value = operation.value
         if operation.db_id < 1:
             raise Invalid("table ids start at 1")
+        old, owner = DB.get(self._view, operation.db_id), DB_NAMES.get(self._view, value.name)
+        if old is not None and isinstance(old.status, Tombstoned) and not isinstance(value.status, Tombstoned):
+            raise Invalid(f"table {operation.db_id} ({old.name}) was dropped: it does not come back")
+        if old is not None and not isinstance(old.status, Tombstoned):
+            DB_NAMES.delete(self._view, old.name)
         if not isinstance(value.status, Tombstoned):
-            for db_id, other in DB.scan(self._view):
-                if db_id != operation.db_id and other.name == value.name and not isinstance(other.status, Tombstoned):
-                    raise Invalid(f"table {db_id} has the name {value.name!r} already: choose another")
+            if owner is not None and owner.db_id != operation.db_id:
+                raise Invalid(f"table {owner.db_id} has the name {value.name!r} already: choose another")
+            DB_NAMES.put(self._view, value.name, DbNameRecord(operation.db_id))
         DB.put(self._view, operation.db_id, value)
+
+    def _delete_db(self, operation: DeleteDb) -> None:
+        """Remove a descriptor, which is the last that goes: what it describes could not be found without it."""
+        old = DB.get(self._view, operation.db_id)
+        if old is None:
+            return
+        where = f"table {operation.db_id} ({old.name})"
+        if not isinstance(old.status, Tombstoned):
+            raise Invalid(f"{where} is not tombstoned: it cannot be removed")
+        for _ in chunks(self._view, operation.db_id):
+            raise Invalid(f"{where} has chunks: they are removed first")
+        for _ in partitions(self._view, operation.db_id):
+            raise Invalid(f"{where} has partitions: they are removed first")
+        DB.delete(self._view, operation.db_id)
 
     def _put_wal_state(self, prepared: tuple[PutWalState, bytes]) -> None:
         operation, key = prepared
@@ -179,11 +213,11 @@ class ManifestEdit:
     def _upsert_chunk(self, prepared: tuple[UpsertChunk, bytes, bytes, bytes, bytes]) -> None:
         operation, chunk_key, chunk, file_key, mine = prepared
         view, key, value = self._view, operation.key, operation.value
-        if isinstance(value.residency, Evicted):
-            self._check_evictable(operation)
+        old = CHUNKS.get_packed(view, chunk_key)
+        if not operation.replaces:
+            check_residency(_chunk(key), old, value.residency)
         owner = view.get(CHUNK_FILES.name, file_key)
         if owner is None:
-            old = CHUNKS.get_packed(view, chunk_key)
             if old is not None:
                 CHUNK_FILES.delete(view, old.file_name)
             view.put(CHUNK_FILES.name, file_key, mine)
@@ -195,15 +229,20 @@ class ManifestEdit:
             )
         view.put(CHUNKS.name, chunk_key, chunk)
 
-    def _check_evictable(self, operation: UpsertChunk) -> None:
-        """Check an eviction: the archived object must be verified, and its key must be kept (ADR 0004)."""
-        old, new = CHUNKS.get(self._view, operation.key), operation.value.residency
-        assert isinstance(new, Evicted)
-        if old is None or old.residency not in (new, RemoteArchived(new.object, verified=True)):
-            raise Invalid(
-                f"chunk {operation.key.chunk_id} of table {operation.key.db_id} cannot be evicted: "
-                f"it is not verified in the archive as {new.object!r}"
-            )
+    def _set_residency(self, operation: SetResidency) -> None:
+        old = CHUNKS.get(self._view, operation.key)
+        if old is None:
+            raise NotFound(f"{_chunk(operation.key)} is not in the manifest any more")
+        check_residency(_chunk(operation.key), old, operation.value)
+        at = operation.uploaded_at_epoch_ms
+        uploaded = old.uploaded_at_epoch_ms if at is None else at
+        if isinstance(operation.value, Local):
+            uploaded = None
+        CHUNKS.put(
+            self._view,
+            operation.key,
+            msgspec.structs.replace(old, residency=operation.value, uploaded_at_epoch_ms=uploaded),
+        )
 
     def _delete_chunk(self, operation: DeleteChunk) -> None:
         old = CHUNKS.get(self._view, operation.key)
@@ -320,9 +359,11 @@ class ManifestEdit:
 
 _APPLY: dict[type[Any], Callable[[ManifestEdit, Any], None]] = {
     PutDb: ManifestEdit._put_db,
+    DeleteDb: ManifestEdit._delete_db,
     PutWalState: ManifestEdit._put_wal_state,
     DeleteWalState: ManifestEdit._delete_wal_state,
     UpsertChunk: ManifestEdit._upsert_chunk,
+    SetResidency: ManifestEdit._set_residency,
     DeleteChunk: ManifestEdit._delete_chunk,
     DeleteMetrics: ManifestEdit._delete_metrics,
     PutJob: ManifestEdit._put_job,
@@ -332,3 +373,7 @@ _APPLY: dict[type[Any], Callable[[ManifestEdit, Any], None]] = {
     DeletePendingIndex: ManifestEdit._delete_pending_index,
     MergeMetric: ManifestEdit._merge_metric,
 }
+
+
+def _chunk(key: ChunkKey) -> str:
+    return f"chunk {key.chunk_id} of table {key.db_id}"

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from penstock.errors import Invalid
 from penstock.manifest.engine import ReadView
 from penstock.manifest.keys import WalStateKey
-from penstock.manifest.records import InFlight, JobKind, JobRecord, Pending, WalStateRecord
-from penstock.manifest.tables import CHUNK_FILES, CHUNKS, DB, GENERATIONS, JOBS, METRICS, PENDING, WAL_STATE
+from penstock.manifest.records import InFlight, JobKind, JobRecord, Pending, Tombstoned, WalStateRecord
+from penstock.manifest.tables import CHUNK_FILES, CHUNKS, DB, GENERATIONS, JOBS, METRICS, PENDING, WAL_STATE, names
 
 
 def check_job(view: ReadView, job_id: int) -> None:
@@ -26,8 +26,7 @@ def check_job(view: ReadView, job_id: int) -> None:
 
 def check_all(view: ReadView) -> Iterator[str]:
     """Decode every row and yield each violated rule."""
-    for _ in DB.scan(view):
-        pass
+    yield from _name_faults(view)
     for _ in METRICS.scan(view):
         pass
     for _ in GENERATIONS.scan(view):
@@ -64,6 +63,14 @@ def _gate_faults(view: ReadView, partition: WalStateKey, kind: int, job_id: int 
         yield f"the gate of kind {kind} of {partition} is held by job {job_id}, which it does not fit"
     elif not isinstance(job.state, InFlight) and job.kind != JobKind.REPAIR:
         yield f"the gate of kind {kind} of {partition} is held by job {job_id}, which is not in flight"
+
+
+def _name_faults(view: ReadView) -> Iterator[str]:
+    named = {name: row.db_id for name, row in names(view)}
+    alive = {row.name: db_id for db_id, row in DB.scan(view) if not isinstance(row.status, Tombstoned)}
+    for name in sorted(named.keys() | alive.keys()):
+        if named.get(name) != alive.get(name):
+            yield f"the name {name} is that of table {alive.get(name)}, its index says {named.get(name)}"
 
 
 def _chunk_faults(view: ReadView) -> Iterator[str]:

@@ -29,6 +29,7 @@ from penstock.manifest.records import (
     FailedPermanent,
     FlushGateState,
     InFlight,
+    JobDurableState,
     JobErrorSnapshot,
     JobKind,
     JobRecord,
@@ -44,7 +45,11 @@ PRUNE_BATCH = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """Time-outs and limits of jobs."""
+    """Time-outs and limits of jobs.
+
+    >>> penstock.StoreSettings(jobs=penstock.JobSettings(attempts_max=8)).jobs.attempts_max
+    8
+    """
 
     lease_s: float = 30.0
     attempts_max: int = 5
@@ -122,6 +127,11 @@ class JobQueue:
         job_id = self._add_repair(txn, job)
         txn.commit()
         return job_id
+
+    def state(self, job_id: JobId) -> JobDurableState | None:
+        """Return the state of a job; None if it was removed."""
+        job = self._manifest.get_job(job_id)
+        return None if job is None else job.state
 
     def prune(self, keep: int) -> int:
         """Remove the oldest finished jobs except `keep`; return how many were removed."""
@@ -201,16 +211,21 @@ class JobQueue:
     def compensate_orphans(self) -> list[JobId]:
         """Fail jobs that are in flight without a lease of this process: their workers ended with an earlier one."""
         repairs: list[JobId] = []
-        for job in self._manifest.read(_failed_repairs):  # retried at each opening, or the gate would stay shut forever
+        failed, in_flight = self._manifest.read(_orphans)
+        for job in failed:  # retried at each opening, or the gate would stay shut forever
             txn = self._manifest.begin_write()
             repairs.append(self._add_repair(txn, job))
             txn.commit()
-        for job in self._manifest.read(_in_flight):
+        for job in in_flight:
             with self._lock:
                 mine = job.job_id in self._leases
             if not mine:
                 repairs += self._compensate(job.job_id, job.attempts, "the process that ran it ended")
         return repairs
+
+    def is_idle(self) -> bool:
+        """Whether no job holds a gate: the next opening has nothing to repair."""
+        return not self._manifest.read(_gate_holders)
 
     # -- inside
 
@@ -341,14 +356,14 @@ def _gate_holders(view: ReadView) -> list[JobRecord]:
     return [job for job in jobs if job is not None]
 
 
-def _in_flight(view: ReadView) -> list[JobRecord]:
-    return [job for job in _gate_holders(view) if isinstance(job.state, InFlight)]
-
-
-def _failed_repairs(view: ReadView) -> list[JobRecord]:
-    """Return repairs that failed for good and still hold their gates."""
-    holders = [job for job in _gate_holders(view) if isinstance(job.state, FailedPermanent)]
-    return [job for job in holders if PENDING.get(view, _repair_key(job)) is None]
+def _orphans(view: ReadView) -> tuple[list[JobRecord], list[JobRecord]]:
+    """Return repairs that failed for good and still hold their gates, and jobs in flight."""
+    holders = _gate_holders(view)
+    failed = [job for job in holders if isinstance(job.state, FailedPermanent)]
+    return (
+        [job for job in failed if PENDING.get(view, _repair_key(job)) is None],
+        [job for job in holders if isinstance(job.state, InFlight)],
+    )
 
 
 def _repair_key(job: JobRecord) -> PendingJobKey:

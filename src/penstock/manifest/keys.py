@@ -27,6 +27,7 @@ _PENDING = struct.Struct(">QH")
 _METRIC = struct.Struct(">QI")
 assert (_WAL_STATE.size, _CHUNK.size, _PENDING.size, _METRIC.size) == (10, 16, 10, 12)
 
+_NAME = b"name/"
 WHOLE_STORE = DbId(0)
 
 
@@ -39,6 +40,7 @@ class ComponentId(IntEnum):
     JOB_IDS = 16
     DB_IDS = 17
     CHUNK_IDS = 18
+    TABLES = 19  # above the LSN of the last change of a table that the rows of `db` follow
 
 
 class WalStateKey(NamedTuple):
@@ -118,8 +120,18 @@ def unpack_component(data: bytes) -> int:
 
 
 def pack_file_name(file_name: str) -> bytes:
-    """Pack a key of `chunk_files`, the only table with keys of variable length."""
+    """Pack a key of `chunk_files`, the only table with keys of variable length beside `meta`."""
     return file_name.encode()
+
+
+def pack_name(name: str) -> bytes:
+    """Pack the key under which `meta` has the id of the table called `name`."""
+    return _NAME + name.encode()
+
+
+def unpack_name(data: bytes) -> str:
+    """Unpack a key of `pack_name`."""
+    return data.removeprefix(_NAME).decode()
 
 
 def _pack(layout: struct.Struct, numbers: tuple[int, ...]) -> bytes:

@@ -31,6 +31,7 @@ from penstock.manifest.operations import (
     BumpGeneration,
     CommitReceipt,
     DeleteChunk,
+    DeleteDb,
     DeleteMetrics,
     DeletePendingIndex,
     DeleteWalState,
@@ -77,6 +78,10 @@ class ManifestTxn:
 
     def put_db(self, db_id: int, descriptor: DbDescriptorRecord) -> None:
         self._add(PutDb(db_id, descriptor))
+
+    def delete_db(self, db_id: int) -> None:
+        """Remove the descriptor of a tombstoned table."""
+        self._add(DeleteDb(db_id))
 
     def put_wal_state(self, key: WalStateKey, value: WalStateRecord) -> None:
         """Set a partition's progress; its gates do not change."""
@@ -168,6 +173,7 @@ class Manifest:
         self._engine = engine
         self._settings = settings
         self._fs = fs
+        self.restart_epoch = 0  # the incarnation of the store, once its journal is open
         self._ids_lock = threads.lock("manifest.ids")
         self._ids: dict[int, range] = {}  # guarded by _ids_lock: reserved, not yet returned
         self._backup_lock = threads.lock("manifest.backup")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
+import msgspec
+
 from penstock.errors import CorruptionError, UnsupportedVersion
 from penstock.manifest.codec import VERSION, pack_value, record_version, unpack_value
 from penstock.manifest.engine import ManifestEngine, ReadView
@@ -26,8 +28,19 @@ def _unchanged(payload: bytes) -> bytes:
     return payload
 
 
-# (table, version it upgrades from). Version 2 has the fields of version 1, and a checksum.
-UPGRADES: Mapping[tuple[str, int], Upgrade] = {(table.name, 1): _unchanged for table in ALL}
+def _longer_descriptor(payload: bytes) -> bytes:
+    """Add an archive policy to the options of a table, and its kind and generation."""
+    fields: list[Any] = msgspec.msgpack.decode(payload)
+    fields[4] = [*fields[4], None]
+    return msgspec.msgpack.encode([*fields, "", 0])
+
+
+# (table, version it upgrades from). Version 2 has the fields of version 1, and a checksum. Version 3 of `db` has more
+# fields, with defaults, and keeps an older Penstock, which would not obey them, from opening the store.
+UPGRADES: Mapping[tuple[str, int], Upgrade] = {
+    **{(table.name, 1): _unchanged for table in ALL},
+    ("db", 2): _longer_descriptor,
+}
 
 ROWS_PER_TRANSACTION = 10_000
 

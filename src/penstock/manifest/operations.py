@@ -1,4 +1,4 @@
-"""The twelve operations of the manifest; what each does inside a transaction is in `edit.py`.
+"""The operations of the manifest; what each does inside a transaction is in `edit.py`.
 
 Thread: any; they never change.
 """
@@ -14,6 +14,7 @@ from penstock.manifest.keys import ChunkKey, MetricKey, PendingJobKey, WalStateK
 from penstock.manifest.records import (
     ChunkEntryRecord,
     ChunkFileRecord,
+    ChunkResidency,
     DbDescriptorRecord,
     JobDurableState,
     JobErrorSnapshot,
@@ -25,7 +26,7 @@ from penstock.manifest.tables import CHUNK_FILES, CHUNKS
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """Base of the twelve operations."""
+    """Base of the operations."""
 
     frees_space: ClassVar[bool] = False  # whether it may run when the manifest is full
 
@@ -39,6 +40,13 @@ class PutDb(Operation, frozen=True):
 
     db_id: int
     value: DbDescriptorRecord
+
+
+class DeleteDb(Operation, frozen=True):
+    """Remove the descriptor of a tombstoned table, of which nothing is left."""
+
+    frees_space = True
+    db_id: int
 
 
 class PutWalState(Operation, frozen=True):
@@ -64,15 +72,28 @@ class DeleteWalState(Operation, frozen=True):
 
 
 class UpsertChunk(Operation, frozen=True):
-    """Create or change a chunk's row."""
+    """Create or change a chunk's row.
+
+    `replaces`: its residency may change in any way, because the files of the partition are replaced by a snapshot's.
+    """
 
     key: ChunkKey
     value: ChunkEntryRecord
+    replaces: bool = False
 
     def prepare(self) -> tuple[UpsertChunk, bytes, bytes, bytes, bytes]:
         """Return it with key and value of the chunk's row, and of its file's."""
         owner = ChunkFileRecord(self.key.db_id, self.key.chunk_id)
         return self, *CHUNKS.packed(self.key, self.value), *CHUNK_FILES.packed(self.value.file_name, owner)
+
+
+class SetResidency(Operation, frozen=True):
+    """Change where the bytes of a chunk are, and nothing else of its row; `NotFound` if it has none any more."""
+
+    frees_space = True  # it adds little, and evicting must be possible
+    key: ChunkKey
+    value: ChunkResidency
+    uploaded_at_epoch_ms: int | None = None  # None: as it is
 
 
 class DeleteChunk(Operation, frozen=True):
@@ -146,9 +167,11 @@ class BumpGeneration(Operation, frozen=True):
 
 ManifestOp: TypeAlias = (
     PutDb
+    | DeleteDb
     | PutWalState
     | DeleteWalState
     | UpsertChunk
+    | SetResidency
     | DeleteChunk
     | DeleteMetrics
     | PutJob

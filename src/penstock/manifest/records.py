@@ -16,11 +16,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from penstock.arguments import whole
 from penstock.errors import Invalid
 from penstock.manifest.keys import U64_MAX, PendingJobKey
 
 FILE_NAME_BYTES_MAX = 120
 BUCKETS_MAX = 64
+LIMIT_MAX = (1 << 62) - 1  # of ages and sizes in options
 REPAIR_OF = 0x8000  # a repair is in the pending index under this bit and the kind it repairs
 
 
@@ -32,32 +34,78 @@ class ManifestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class Codec(IntEnum):
-    """How the bytes of a file are compressed."""
+    """How the bytes of a file are compressed.
+
+    >>> penstock.Codec.ZSTD.name
+    'ZSTD'
+    """
 
     NONE = 0
     LZ4 = 1
     ZSTD = 2
 
 
+_LEVELS = {Codec.NONE: 0, Codec.LZ4: 0, Codec.ZSTD: 22}  # the highest of each; 0 is the codec's default
+
+
 class CompressionConfig(ManifestRecord, frozen=True):
-    """How new files of a table are compressed."""
+    """How new files of a table are compressed; level 0 is the codec's own default.
+
+    >>> store.alter("users", compression=penstock.CompressionConfig(penstock.Codec.ZSTD, 3)).compression.level
+    3
+    """
 
     codec: Codec = Codec.NONE
     level: int = 0
 
+    def __post_init__(self) -> None:
+        if self.codec not in _LEVELS:
+            raise Invalid(f"{self.codec!r} is not a codec: use Codec.NONE, Codec.LZ4 or Codec.ZSTD")
+        whole(self.level, f"the level of {Codec(self.codec).name.lower()}", 0, _LEVELS[self.codec])
+
 
 class EncryptionConfig(ManifestRecord, frozen=True):
-    """Which master key wraps the data keys of a table's files."""
+    """Which master key wraps the data keys of a table's files.
+
+    >>> penstock.StorageOptions(encryption=penstock.EncryptionConfig("main")).encryption.key_version
+    1
+    """
 
     key_id: str
     key_version: int = 1
 
 
 class RetentionPolicy(ManifestRecord, frozen=True):
-    """What may be dropped; None keeps everything."""
+    """What may be dropped; None keeps everything.
+
+    >>> store.alter("events", retention=penstock.RetentionPolicy(age_ms_max=86_400_000)).retention.age_ms_max
+    86400000
+    """
 
     age_ms_max: int | None = None
     bytes_max: int | None = None
+
+    def __post_init__(self) -> None:
+        for limit in (self.age_ms_max, self.bytes_max):
+            if limit is not None:
+                whole(limit, "a limit of a retention", 1, LIMIT_MAX)
+
+
+class ArchivePolicy(ManifestRecord, frozen=True):
+    """Which files of a table are copied to the object store, and which of these may leave the local disk.
+
+    >>> store.alter("users", archive=penstock.ArchivePolicy(archive_after_ms=3_600_000)).archive.evict_after_ms is None
+    True
+    """
+
+    archive_after_ms: int = 0  # the age from which a file is copied
+    evict_after_ms: int | None = None  # the age from which a verified copy is enough; None: files stay
+    local_bytes_max: int | None = None  # evict the oldest above this; None: no limit
+
+    def __post_init__(self) -> None:
+        for number in (self.archive_after_ms, self.evict_after_ms, self.local_bytes_max):
+            if number is not None:
+                whole(number, "a limit of an archive policy", 0, LIMIT_MAX)
 
 
 class ManifestDbOptions(ManifestRecord, frozen=True):
@@ -69,6 +117,7 @@ class ManifestDbOptions(ManifestRecord, frozen=True):
     encryption: EncryptionConfig | None = None
     retention: RetentionPolicy = RetentionPolicy()
     detail: bytes = b""  # options of the table's kind; the manifest does not read them
+    archive: ArchivePolicy | None = None
 
     def __post_init__(self) -> None:
         check_relative(self.wal_dir)
@@ -101,10 +150,12 @@ class DbDescriptorRecord(ManifestRecord, frozen=True):
     wal_shards: int
     options: ManifestDbOptions
     status: DbLifecycle = Active()
+    kind: str = ""
+    generation: int = 0  # of the component ORCHESTRATOR, at the last change of this row
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise Invalid("a table needs a name")
+        if not self.name or len(self.name.encode()) > FILE_NAME_BYTES_MAX:
+            raise Invalid(f"a table needs a name of at most {FILE_NAME_BYTES_MAX} bytes")
         if len(self.config_hash) != 32:
             raise Invalid(f"config_hash of table {self.name} has {len(self.config_hash)} bytes: it must have 32")
         if not 1 <= self.wal_shards <= 0xFFFF:
@@ -394,6 +445,12 @@ class GenerationRecord(ManifestRecord, frozen=True):
     current_generation: int
     last_committed_at_epoch_ms: int
     blocked_waiters: tuple[GenerationWaiterSnapshot, ...] = ()
+
+
+class DbNameRecord(ManifestRecord, frozen=True):
+    """The table, not a tombstoned one, that has a name."""
+
+    db_id: int
 
 
 class ChunkFileRecord(ManifestRecord, frozen=True):

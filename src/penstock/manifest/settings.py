@@ -9,7 +9,11 @@ from penstock.errors import Invalid
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestSettings:
-    """Limits and times of a manifest."""
+    """Limits and times of a manifest.
+
+    >>> penstock.StoreSettings(manifest=penstock.ManifestSettings(backups_kept=4)).manifest.backups_kept
+    4
+    """
 
     map_bytes: int = 64 << 20  # initial; a limit, not an allocation
     map_bytes_max: int = 16 << 30

@@ -18,13 +18,16 @@ from penstock.manifest.keys import (
     pack_component,
     pack_file_name,
     pack_id,
+    pack_name,
     unpack_component,
     unpack_id,
+    unpack_name,
 )
 from penstock.manifest.records import (
     ChunkEntryRecord,
     ChunkFileRecord,
     DbDescriptorRecord,
+    DbNameRecord,
     GenerationRecord,
     JobRecord,
     ManifestRecord,
@@ -87,7 +90,8 @@ class Table(Generic[K, R]):
             yield self._unpack(key), self.codec.decode(key, value)
 
 
-DB: Table[int, DbDescriptorRecord] = Table("db", DbDescriptorRecord, pack_id, unpack_id)
+DB: Table[int, DbDescriptorRecord] = Table("db", DbDescriptorRecord, pack_id, unpack_id, version=3)
+DB_NAMES: Table[str, DbNameRecord] = Table("meta", DbNameRecord, pack_name, unpack_name)  # beside the schema versions
 WAL_STATE: Table[WalStateKey, WalStateRecord] = Table("wal_state", WalStateRecord, WalStateKey.pack, WalStateKey.unpack)
 CHUNKS: Table[ChunkKey, ChunkEntryRecord] = Table("chunk_catalog", ChunkEntryRecord, ChunkKey.pack, ChunkKey.unpack)
 CHUNK_FILES: Table[str, ChunkFileRecord] = Table("chunk_files", ChunkFileRecord, pack_file_name, bytes.decode)
@@ -101,6 +105,11 @@ GENERATIONS: Table[int, GenerationRecord] = Table(
 )
 
 ALL = (DB, WAL_STATE, CHUNKS, CHUNK_FILES, JOBS, PENDING, METRICS, GENERATIONS)
+
+
+def names(view: ReadView) -> Iterator[tuple[str, DbNameRecord]]:
+    """Iterate over the names of tables that are not tombstoned."""
+    return DB_NAMES.scan(view, "", "\U0010ffff")
 
 
 def partitions(view: ReadView, db_id: int) -> Iterator[tuple[WalStateKey, WalStateRecord]]:

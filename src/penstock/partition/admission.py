@@ -4,28 +4,57 @@ A write to a partition that keeps up passes at the cost of one attribute (`Parti
 here, before anything is written: a partition with many waiting entries slows its writers, then makes them wait, then
 refuses them by name. One whose files hang (`frozen`) or that is `paused` refuses at once.
 
-Thread: any.
-Invariants: (1) a refused write changed nothing. (2) a wait ends at its deadline, or when the partition freezes.
+A write that was checked is *reserved* from then on, until its record is dispatched and it counts as an entry: so limits
+hold for what was admitted, not only for what has reached the partition. A large write that does not fit waits, and
+smaller ones that do pass it.
+
+Thread: any; `_lock` guards the reservations.
+Invariants: (1) a refused write changed nothing. (2) a wait ends at its deadline, or when the partition freezes. (3) a
+reservation ends with its write, whatever happens to that: at the latest after RESERVED_S.
 """
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from penstock.arguments import seconds, whole
 from penstock.errors import Backpressure, Invalid, PartitionPaused, PenstockError
+from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.lsm.tree_settings import Stall
 
 if TYPE_CHECKING:
-    from penstock.partition.backlog import Backlogs, Partition
+    from penstock.partition.backlog import Backlogs
+    from penstock.partition.partition import Partition
 
 WAIT_S = 5.0  # how long a write waits for its partition
+RESERVED_S = 60.0  # no write takes longer until it has an epoch
+_SECONDS_MAX = sys.float_info.max  # any time that ends
+_COUNTS = (
+    "partition_operations_max",
+    "partition_bytes_max",
+    "partition_lag_max",
+    "operations_max",
+    "bytes_max",
+    "attempts_max",
+)
 _POLL_S = 0.1
 _SLOW_S = 0.001  # the pause of a write to a partition with half of its limit
+
+
+class Reservation:
+    """A write that was admitted to a partition, and is not dispatched."""
+
+    __slots__ = ("epoch", "since_s", "size")
+
+    def __init__(self, size: int, since_s: float) -> None:
+        self.epoch: int | None = None  # of the write; 0: it was not written; None: it has none yet
+        self.size = size
+        self.since_s = since_s
 
 
 class PartitionState(Enum):
@@ -45,9 +74,9 @@ class DispatcherSettings:
     1000
     """
 
-    partition_operations_max: int = 10_000  # entries that wait in one partition
-    partition_bytes_max: int = 64 << 20
-    partition_age_s_max: float = 3600.0  # of the oldest waiting entry
+    partition_operations_max: int = 10_000  # entries that wait in one partition, and writes that were just admitted
+    partition_bytes_max: int = 64 << 20  # of these
+    partition_age_s_max: float = 3600.0  # of the oldest of these
     partition_lag_max: int = 1_000_000  # records between the newest one and the oldest that waits
     operations_max: int = 100_000  # in all partitions
     bytes_max: int = 256 << 20
@@ -59,16 +88,12 @@ class DispatcherSettings:
     backoff_s: float = 0.1  # before the second attempt; doubled for each further one
 
     def __post_init__(self) -> None:
-        if min(self.partition_operations_max, self.partition_bytes_max, self.operations_max, self.bytes_max) < 1:
-            raise Invalid("limits on waiting operations and bytes must be positive")
-        if self.attempts_max < 1 or self.backoff_s < 0:
-            raise Invalid("attempts_max must be at least 1 and backoff_s not negative")
-        if not 0 < self.partition_age_s_max < math.inf or self.partition_lag_max < 1:
-            raise Invalid("partition_age_s_max and partition_lag_max must be positive")
-        if not 0 < self.stall_s < math.inf:
-            raise Invalid(f"stall_s is {self.stall_s}: give more than 0")
-        if not 0 <= self.workers <= 32:
-            raise Invalid(f"workers is {self.workers}: give 0 to 32")
+        for name in _COUNTS:  # NaN would be a limit that nothing reaches
+            whole(getattr(self, name), name, 1)
+        for name in ("partition_age_s_max", "stall_s"):
+            seconds(getattr(self, name), name, _SECONDS_MAX, above_zero=True)
+        seconds(self.backoff_s, "backoff_s", _SECONDS_MAX)
+        whole(self.workers, "workers", 0, 32)
         if self.signal is not None and not callable(self.signal):
             raise Invalid("signal is a function of (table, shard) that returns a text or None")
 
@@ -83,6 +108,8 @@ class PartitionAdmission:
         self._backlogs = backlogs
         self._clock = clock
         self._published = published
+        self._lock = threads.lock("partition.admitted")
+        self.dispatched: Callable[[], int] = lambda: 1 << 62  # the last epoch whose record was dispatched
         self.refusals = {"paused": 0, "partition": 0, "store": 0}  # writes, by what refused them; without a lock
 
     def is_frozen(self, partition: Partition) -> bool:
@@ -100,25 +127,89 @@ class PartitionAdmission:
         return PartitionState.ACTIVE
 
     def age_s(self, partition: Partition) -> float:
-        """Return how long ago the oldest waiting entry was written; 0 if none waits."""
+        """Return how long ago the oldest write that waits was admitted or written; 0 if none waits."""
         try:
             return max(0.0, (self._clock.time_us() - partition.backlog[0].time_us) / 1e6)
         except IndexError:
+            pass
+        try:
+            return max(0.0, self._clock.monotonic_s() - partition.admitted[0].since_s)
+        except IndexError:
             return 0.0
 
-    def _reached(self, partition: Partition) -> tuple[str, float, float, str] | None:
+    def operations(self, partition: Partition) -> int:
+        """Return how many entries wait, and writes that will be such."""
+        self.release(partition)
+        return partition.waiting_operations + len(partition.admitted)
+
+    def bytes(self, partition: Partition) -> int:
+        """Return the bytes of what `operations` counts."""
+        self.release(partition)
+        return partition.waiting_bytes + partition.admitted_bytes
+
+    def release(self, partition: Partition) -> None:
+        """End the reservations of writes that were dispatched, or never written."""
+        if partition.admitted:
+            with self._lock:
+                self._release_locked(partition)
+
+    def _release_locked(self, partition: Partition) -> None:
+        """See `release`. Requires: _lock."""
+        admitted, last, late_s = partition.admitted, self.dispatched(), self._clock.monotonic_s() - RESERVED_S
+        unwritten: list[Reservation] = []  # as many as writers are under way: they hold back none that came later
+        try:
+            while admitted:
+                first = admitted[0]
+                if first.epoch is None and first.since_s > late_s:
+                    unwritten += [first]  # not a call, behind which a signal could arrive: it would be in both
+                    admitted.popleft()
+                    continue
+                if first.epoch is not None and first.epoch > last:
+                    break
+                partition.admitted_bytes -= first.size  # then it goes: no signal arrives between the two
+                admitted.popleft()
+        finally:
+            admitted.extendleft(unwritten[::-1])
+        if not admitted:
+            partition.admitted_bytes = 0
+
+    def _reserve(self, partition: Partition, size: int) -> Reservation | Backpressure:
+        """Reserve a write, unless a limit is reached: another writer may have come first."""
+        with self._lock:
+            self._release_locked(partition)
+            refusal = self._full(partition, size)
+            if refusal is not None:
+                return refusal
+            reservation = Reservation(size, self._clock.monotonic_s())
+            partition.admitted_bytes += size  # then it is there: no signal arrives between the two
+            partition.admitted.append(reservation)
+            return reservation
+
+    def _reached(self, partition: Partition, size: int = 0) -> tuple[str, float, float, str] | None:
         """Return the limit that a partition has reached: its name, the limit, the value, and what is counted."""
         settings, operations = self.settings, partition.waiting_operations
         lag = self._published() - partition.machine.applied if operations else 0
+        operations += len(partition.admitted)
+        waiting_bytes = partition.waiting_bytes + partition.admitted_bytes
         for name, maximum, value, counted in (
             ("partition_operations_max", settings.partition_operations_max, operations, "waiting operations"),
-            ("partition_bytes_max", settings.partition_bytes_max, partition.waiting_bytes, "waiting bytes"),
+            ("partition_bytes_max", settings.partition_bytes_max, waiting_bytes, "waiting bytes"),
             ("partition_age_s_max", settings.partition_age_s_max, round(self.age_s(partition), 3), "s of waiting"),
             ("partition_lag_max", settings.partition_lag_max, lag, "records to catch up with"),
         ):
             if value >= maximum:
                 return name, maximum, value, counted
+        if waiting_bytes > 0 and waiting_bytes + size > settings.partition_bytes_max:
+            return "partition_bytes_max", settings.partition_bytes_max, waiting_bytes, f"waiting bytes, and {size} more"
         return None
+
+    def _full(self, partition: Partition, size: int) -> Backpressure | None:
+        """Return an error if a limit of the partition is reached."""
+        reached = self._reached(partition, size) if partition.late or partition.admitted else None
+        if reached is None:
+            return None
+        name, maximum, value, counted = reached
+        return self._backpressure(partition, f"has {value} {counted} (limit {maximum})", name, maximum, value)
 
     def reading_refused(self, partition: Partition) -> PenstockError | None:
         """Return why a partition cannot be read, and waiting does not help; None if it can, or will."""
@@ -142,17 +233,15 @@ class PartitionAdmission:
             self.settings.stall_s,
         )
 
-    def writing_refused(self, partition: Partition) -> PenstockError | None:
-        """Return why a partition takes no write now; None if it does."""
+    def writing_refused(self, partition: Partition, size: int = 0) -> PenstockError | None:
+        """Return why a partition takes no write of a size now; None if it does."""
         if partition.refusal is not None and partition.failures >= self.settings.attempts_max:
             return partition.refusal
         if self.is_frozen(partition):
             return self._frozen(partition)
-        reached = self._reached(partition) if partition.late else None
-        if reached is None:
-            return self._crowded() or self._tree_stops(partition) or self._signalled(partition)
-        name, maximum, value, counted = reached
-        return self._backpressure(partition, f"has {value} {counted} (limit {maximum})", name, maximum, value)
+        self.release(partition)
+        full = self._full(partition, size)
+        return full or self._crowded() or self._tree_stops(partition) or self._signalled(partition)
 
     def _backpressure(
         self, partition: Partition, reason: str, limit: str, maximum: float, value: float
@@ -200,17 +289,26 @@ class PartitionAdmission:
             max(0.1, settings.backoff_s),
         )
 
-    def admit(self, partition: Partition, timeout_s: float = WAIT_S) -> None:
-        """Return if the partition takes a write, at once or after a pause; otherwise raise, and nothing was written."""
-        refusal = self.writing_refused(partition)
+    def admit(self, partition: Partition, timeout_s: float = WAIT_S, size: int = 0) -> Reservation:
+        """Admit a write of `size` bytes, at once or after a pause; otherwise raise, and nothing was written.
+
+        The caller sets the epoch of the reservation.
+        """
+        refusal = self.writing_refused(partition, size)
         if refusal is None:
             if partition.slow_tree is not None or (partition.late and partition.guarded and not partition.failures):
                 self._wait(_SLOW_S)
             elif not partition.late:
-                partition.guarded = self._backlogs.guards_all
-            return
+                partition.unguard(self._backlogs.guards_all)
+                if not partition.guarded:
+                    return Reservation(size, 0.0)  # counted by nobody: nothing waits there
         deadline_s = self._clock.monotonic_s() + timeout_s
-        while refusal is not None:
+        while True:
+            if refusal is None:
+                reserved = self._reserve(partition, size)
+                if isinstance(reserved, Reservation):
+                    return reserved
+                refusal = reserved
             left_s = deadline_s - self._clock.monotonic_s()
             waits = isinstance(refusal, Backpressure) and not partition.failures and refusal.limit != "signal"
             if not waits or left_s <= 0 or not self._backlogs.workers.count:
@@ -218,7 +316,7 @@ class PartitionAdmission:
                 self.refusals["paused" if paused else "partition" if getattr(refusal, "partition", 0) else "store"] += 1
                 raise refusal
             self._wait(min(left_s, _POLL_S))
-            refusal = self.writing_refused(partition)
+            refusal = self.writing_refused(partition, size)
 
     def _wait(self, timeout_s: float) -> None:
         """Sleep until a backlog gets shorter, or time is up."""
@@ -238,8 +336,7 @@ class PartitionAdmission:
             state = self.state(partition)
             if state in (PartitionState.FROZEN, PartitionState.PAUSED):
                 backlogs.defer(partition)  # others need the memory; its entries are in the journal
-            partition.guarded = (
-                backlogs.guards_all
-                or partition.slow_tree is not None
-                or (partition.late and (partition.guarded or state is not PartitionState.ACTIVE))
-            )
+            if not (partition.late and (partition.guarded or state is not PartitionState.ACTIVE)):
+                partition.unguard(backlogs.guards_all)
+            else:
+                partition.guarded = True

@@ -23,7 +23,7 @@ from penstock.host import threads
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId
-from penstock.journal.record import REFERENCE, Group, JournalRecord, Section, decode, encode
+from penstock.journal.record import CODEC_SEALED, REFERENCE, Group, JournalRecord, Section, decode, encode
 from penstock.log import Log, LogSettings
 
 FOLDER = "aside"
@@ -132,7 +132,10 @@ class AsideLog:
         if log.last > log.synced:
             log.truncate_back(log.synced)
         self._drop_dead(log)
-        reason = f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
+        text = str(error)
+        if any(section.header.codec == CODEC_SEALED for section in sections):
+            text = "its text is not kept, because the table is encrypted, and it may quote a row"
+        reason = f"{type(error).__name__}: {text}"[:REASON_CHARACTERS_MAX]
         reason = reason.encode(errors="replace").decode()
         group = Group(tuple(sections), _encode(_AsideDetail(name, reason)))
         record = JournalRecord(time_us, lsn, (group,))  # the LSN is in the field of the epoch

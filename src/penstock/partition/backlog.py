@@ -1,4 +1,4 @@
-"""An open partition, and the entries that wait to be applied to it.
+"""The entries that wait to be applied to open partitions, and the threads that apply them.
 
 An entry waits if applying it may touch files, if earlier entries wait, or if applying failed. One worker at a time
 applies the backlog (it holds the partition's `claim`), and holds no lock meanwhile. So a partition whose files hang
@@ -21,26 +21,22 @@ deferred entry is newer than all of the backlog.
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from penstock.errors import PartitionPaused, PenstockError, Restore, RetryLater
+from penstock.errors import PartitionPaused, PenstockError, RetryLater
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.file_errors import ran_out_of_space
 from penstock.host.threads import Mutex
 from penstock.journal.partitions import PartitionId
-from penstock.journal.tracker import SegmentedWatermarks
-from penstock.lsm.tree import Tree
 from penstock.partition.admission import DispatcherSettings
 from penstock.partition.aside import AsideLog, is_our_mistake
-from penstock.partition.machine import Entry, PartitionDescriptor, PartitionStateMachine
-from penstock.partition.marker import Marker
-from penstock.partition.spill import SpillLog
+from penstock.partition.machine import Entry
+from penstock.partition.partition import Partition
 from penstock.partition.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -48,90 +44,6 @@ logger = logging.getLogger(__name__)
 SLICE_S = 0.02  # a worker applies to one partition for that long, then to the next
 TABLE_THREADS_MAX = 16  # in the files of one table, when threads are stuck
 _RELEASE_ATTEMPTS = 8  # repeated interrupts must not leave a claim
-
-
-class Partition:
-    """An open partition and its backlog."""
-
-    def __init__(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine, spill: SpillLog) -> None:
-        self.descriptor = descriptor
-        self.machine = machine
-        self.spill = spill
-        self.backlog: deque[Entry] = deque()  # durable and not applied
-        self.backlog_bytes = 0
-        self.deferred_from: int | None = None  # entries from this LSN up to `highest` wait outside memory
-        self.deferred_operations = self.deferred_bytes = 0
-        self.highest = machine.applied
-        self.late = False  # entries wait or an apply failed: readers wait, or are refused. Read without a lock
-        self.guarded = False  # writers must ask `PartitionAdmission.admit`; read without a lock
-        self.slow_tree: Tree | None = None  # its maintenance is behind: writers are slowed. Read without a lock
-        self.claim: threading.Thread | None = None  # the thread that applies the backlog
-        self.is_scheduled = False  # a worker will claim it; a hint
-        self.is_dropped = False
-        self.is_storing = False  # a checkpoint writes its files, or hangs in them
-        self.progress_s = 0.0  # when an entry was last applied or begun, or the backlog began
-        self.markers: deque[Marker] = deque()  # readers that wait, in LSN order
-        self.first_error: Exception | None = None  # of an apply that failed outside the backlog
-        self.failures = 0  # consecutive
-        self.failures_total = 0  # applies that failed since the partition was opened
-        self.out_of_space = False  # the cause of the last failure
-        self.retry_at_s = 0.0
-        self.error: Exception | None = None  # of the last failure
-        self.refusal: PenstockError | None = None  # why writes are refused until `resume`
-
-    @property
-    def is_claimed(self) -> bool:
-        """Whether another thread applies the backlog. A claim of this one is what an interrupt left behind."""
-        return self.claim is not None and self.claim is not threading.current_thread()
-
-    @property
-    def behind(self) -> PenstockError | None:
-        """Why the partition cannot be read: an acknowledged write could not be applied. None if it can."""
-        if not self.failures:
-            return None
-        if isinstance(self.error, Restore):
-            return copy.copy(self.error)  # the caller has to restore a file: the error names it
-        descriptor = self.descriptor
-        return self.refusal or PartitionPaused(
-            f"shard {descriptor.shard} of {descriptor.name} is behind after a failure ({self.error}): it is tried "
-            "again",
-            descriptor.partition,
-            descriptor.name,
-            descriptor.shard,
-            "throttled",
-        )
-
-    def has_applied(self, lsn: int) -> bool:
-        """Whether it has applied every entry up to an LSN, although later ones wait. Requires: the turn."""
-        first = self.first_waiting
-        return first is not None and first > lsn and not self.failures
-
-    @property
-    def first_waiting(self) -> int | None:
-        """The LSN of the oldest entry that is not applied; None if all are."""
-        try:
-            return self.backlog[0].lsn
-        except IndexError:
-            return self.deferred_from
-
-    @property
-    def waiting_operations(self) -> int:
-        """The number of entries that are durable and not applied."""
-        return len(self.backlog) + self.deferred_operations
-
-    @property
-    def waiting_bytes(self) -> int:
-        return self.backlog_bytes + self.deferred_bytes
-
-    @property
-    def is_used(self) -> bool:
-        """Whether a thread works in its files."""
-        return self.is_claimed or self.is_storing
-
-    @property
-    def watermarks(self) -> SegmentedWatermarks:
-        applied = self.machine.applied
-        return SegmentedWatermarks(min(self.machine.stored, applied), applied, self.highest, self.highest)
 
 
 class Backlogs:
@@ -167,6 +79,7 @@ class Backlogs:
         self.operations = 0  # entries that wait in all partitions
         self.bytes = 0
         self.guards_all = settings.signal is not None  # whether every writer must ask
+        self.undispatched: Callable[[], int] = lambda: 0  # bytes that writers have given and no partition has yet
 
     # -- with the turn
 
@@ -186,8 +99,9 @@ class Backlogs:
             else:
                 partition.backlog.append(entry)
                 self._count(partition, 1, entry.size)
+            # Before what was given meanwhile could exceed a limit: it is not counted for each partition.
             if 2 * len(partition.backlog) >= settings.partition_operations_max or (
-                2 * partition.backlog_bytes >= settings.partition_bytes_max
+                2 * (partition.backlog_bytes + self.undispatched()) >= settings.partition_bytes_max
             ):
                 partition.guarded = True
         partition.highest = entry.lsn
@@ -265,7 +179,7 @@ class Backlogs:
             partition.refusal = None
             self._reach(partition)
             partition.late = False
-            partition.guarded = self.guards_all or partition.slow_tree is not None
+            partition.unguard(self.guards_all)
         if partition.failures:
             partition.guarded = True
         if not self.behind:
@@ -451,10 +365,10 @@ class Backlogs:
             self.behind.add(partition)
 
     def _applicable(self, partition: Partition, entry: Entry) -> Entry:
-        """Return the entry, or an empty one with its LSN if it was set aside, so that it counts as applied."""
+        """Return the entry, opened, or an empty one with its LSN if it was set aside, so that it counts as applied."""
         if self._aside.digests and self._aside.holds(partition.descriptor.partition, entry.lsn, entry.sections):
             return Entry(entry.lsn, entry.time_us, ())
-        return entry
+        return entry if partition.opener is None else partition.opener(entry)
 
     def _failed(self, partition: Partition, error: Exception) -> None:
         partition.failures_total += 1

@@ -18,21 +18,32 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.errors import Closed, FixTheCall, GateShut, Invalid, NotFound, PartitionPaused, PenstockError, WaitExpired
+from penstock.errors import (
+    Closed,
+    CorruptionError,
+    FixTheCall,
+    GateShut,
+    Invalid,
+    NotFound,
+    PartitionPaused,
+    PenstockError,
+    WaitExpired,
+)
 from penstock.host import threads
 from penstock.host.file_errors import ran_out_of_space
 from penstock.journal.consensus import Consensus
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import REFERENCE, decode
-from penstock.manifest.keys import WalStateKey
+from penstock.journal.tracker import MemberAcks
+from penstock.manifest.keys import ComponentId, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.aside import is_our_mistake
-from penstock.partition.backlog import Partition
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.extent import JournalExtent
+from penstock.partition.extent import JournalExtent, sealed_segment
 from penstock.partition.ledger import LEDGER, Verdict
 from penstock.partition.machine import Entry
+from penstock.partition.partition import Partition
 from penstock.partition.snapshots import PartitionSnapshots
 
 logger = logging.getLogger(__name__)
@@ -83,8 +94,11 @@ class Checkpoint:
         store_ledger: Callable[[], None],
         snapshots: PartitionSnapshots,
         settings: CheckpointSettings | None = None,
+        member_acks: Callable[[], MemberAcks] | None = None,
     ) -> None:
+        """`member_acks`: what the other members of a cluster have."""
         self._dispatcher = dispatcher
+        self._member_acks = member_acks
         self._consensus = consensus
         self._manifest = manifest
         self._extent = extent
@@ -105,9 +119,12 @@ class Checkpoint:
             with self._dispatcher.turn:  # the tracker does not know durable records that are not dispatched
                 self._dispatcher.finish()
                 needed = self._dispatcher.tracker.needed_from(self._dispatcher.ledger.tree.lsn)
+                required = self._dispatcher.tracker.required_from(self._dispatcher.ledger.tree.lsn)
             if len(starts) > 1 and starts[1] <= needed:
-                self._extent.release(needed)  # before the deletion: a journal that begins later has lost records
-            first = self._consensus.truncate(needed)
+                self._extent.release(
+                    needed, sealed_segment(starts)
+                )  # before the deletion: a journal that begins later has lost records
+            first = self._consensus.truncate(required)
             dropped = len(starts) - len(self._consensus.segment_starts())
             self.runs, self.spilled = self.runs + 1, self.spilled + spilled
             self.segments_dropped += dropped
@@ -132,6 +149,25 @@ class Checkpoint:
         self._consensus.roll()
         return self.run(everything=True)
 
+    def store(self, number: PartitionId) -> None:
+        """Put everything that a partition has applied into its files, if they answer."""
+        partition = self._dispatcher.partition(number)
+        self._dispatcher.catch_up(partition)
+        if self._can_store(partition):
+            self._bounded(partition, partition.machine.store_now)
+
+    def is_due(self) -> bool:
+        """Whether a run would drop a segment, or make partitions independent of one; False while one runs."""
+        starts = self._consensus.segment_starts()
+        if len(starts) < 2 or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._acknowledge()
+            required = self._dispatcher.tracker.required_from(self._dispatcher.ledger.tree.lsn)
+        finally:
+            self._lock.release()
+        return len(starts) > self._settings.segments_max or starts[1] <= required
+
     @contextmanager
     def held_off(self, timeout_s: float) -> Iterator[None]:
         """Spill and delete nothing during a block; `WaitExpired` if a checkpoint that runs does not end in time."""
@@ -147,8 +183,10 @@ class Checkpoint:
         return max(self._consensus.first, self._extent.released + 1)
 
     def _acknowledge(self) -> None:
-        """Report to the tracker what partitions have stored."""
+        """Report to the tracker what partitions have stored, and what other members have."""
         tracker = self._dispatcher.tracker
+        if self._member_acks is not None:
+            tracker.hear(self._member_acks())
         tracker.acknowledge(LEDGER, self._dispatcher.ledger.tree.stored)
         for partition in self._dispatcher.partitions():
             if not partition.is_storing:
@@ -172,9 +210,11 @@ class Checkpoint:
                     continue
                 entries = self._sections_of(number, lsn)
                 if self._needs_snapshot(partition, entries):
-                    self._snapshots.save(partition)
-                    self._dispatcher.tracker.acknowledge(number, partition.spill.covers(partition.machine.stored))
-                    entries = self._sections_of(number, lsn)
+                    if self._renew_snapshot(partition):
+                        self._dispatcher.tracker.acknowledge(number, partition.spill.covers(partition.machine.stored))
+                        entries = self._sections_of(number, lsn)
+                    elif _refers(entries):
+                        continue  # the log must not refer to files that go: the journal keeps these records
                 self._bounded(partition, partial(partition.spill.append, entries))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
@@ -204,7 +244,17 @@ class Checkpoint:
         if spill.floor is None or not self._can_store(partition):
             return False
         long = spill.size_bytes() > self._snapshots.log_bytes_max(partition.descriptor, spill.floor)
-        return long or any(section.header.form == REFERENCE for entry in entries for section in entry.sections)
+        return long or _refers(entries)
+
+    def _renew_snapshot(self, partition: Partition) -> bool:
+        """Take a new snapshot; False if a file is damaged: the old one stays, from which it can be repaired."""
+        try:
+            self._bounded(partition, partial(self._snapshots.save, partition))
+        except CorruptionError as error:
+            name, shard = partition.descriptor.name, partition.descriptor.shard
+            logger.error("shard %d of %s is damaged (%s): its snapshot is not renewed; repair it", shard, name, error)
+            return False
+        return True
 
     def _is_to_store(self, partition: Partition) -> bool:
         machine = partition.machine
@@ -270,7 +320,15 @@ class Checkpoint:
         """Commit the spilled watermark of a partition to the manifest."""
         key, spill = WalStateKey(partition.descriptor.table_id, partition.descriptor.shard), partition.spill
         txn = self._manifest.begin_write()
-        txn.put_wal_state(key, WalStateRecord(durable_lsn=spill.upto, highest_lsn=spill.upto))
+        progress = WalStateRecord(
+            durable_lsn=spill.upto,
+            highest_lsn=spill.upto,
+            last_sealed_segment=sealed_segment(self._consensus.segment_starts()),
+            last_checkpoint_generation=1 + self._manifest.generation(ComponentId.WAL),
+            restart_epoch=self._consensus.incarnation,
+        )
+        txn.put_wal_state(key, progress)
+        txn.bump_generation(ComponentId.WAL, 1)
         if spill.floor is not None:
             txn.extend(self._snapshots.log_reaches(partition.descriptor, spill.upto))
         txn.commit()
@@ -279,3 +337,7 @@ class Checkpoint:
         txn = self._manifest.begin_write()
         txn.delete_wal_state(WalStateKey(partition.descriptor.table_id, partition.descriptor.shard))
         txn.commit()
+
+
+def _refers(entries: list[Entry]) -> bool:
+    return any(section.header.form == REFERENCE for entry in entries for section in entry.sections)

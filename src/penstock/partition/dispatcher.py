@@ -34,15 +34,16 @@ from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id, s
 from penstock.journal.record import JournalRecord, Section
 from penstock.lsm.tree import Tree
 from penstock.partition.aside import Trouble
-from penstock.partition.backlog import Partition
 from penstock.partition.ledger import LEDGER, Judgement, TableInfo, Verdict
 from penstock.partition.machine import Entry, PartitionDescriptor
 from penstock.partition.moments import Moments
+from penstock.partition.partition import Partition
 from penstock.partition.roster import PartitionOpening, describe
 
 logger = logging.getLogger(__name__)
 
 CLOSE_WAIT_S = 10.0  # for workers that are in the middle of an entry
+DETACH_ATTEMPTS = 1_000  # each of them follows a moment at which no thread was in the files
 JOIN_S = 2.0  # for workers that have nothing to do any more
 
 
@@ -58,6 +59,8 @@ class Dispatcher(Moments):
     """All partitions of a store."""
 
     _begun: _BegunRecord | None = None  # guarded by turn: a record that may be half applied
+    _noted: Any = None  # the tables of which `on_tables` was told last
+    on_tables: Callable[[], None] = staticmethod(lambda: None)  # called without the turn, when tables changed
 
     # -- partitions
 
@@ -81,6 +84,9 @@ class Dispatcher(Moments):
             judgement = self._dispatch_begun(begun)
         if self.backlogs.left or self._to_open:
             self._give_out()
+        if self.ledger.tables_by_id is not self._noted:
+            self._noted = self.ledger.tables_by_id
+            self.on_tables()
         return judgement
 
     def _give_out(self) -> None:
@@ -105,6 +111,9 @@ class Dispatcher(Moments):
             raise
         for info in judgement.dropped:
             self._drop(info)
+        if judgement.restated or (judgement.repeated and lsn == self.ledger.tree.lsn):
+            for each in self._partitions.values():
+                self._mark_draining(each)
         if judgement.repeated:
             self._drop_dead()
         if len(groups) == 1 and len(groups[0].sections) == 1 and judgement.verdicts[0] is Verdict.ACCEPTED:
@@ -173,7 +182,7 @@ class Dispatcher(Moments):
         partition.highest = max(entry.lsn, before)
         try:
             if not begun or entry.lsn > partition.machine.applied:
-                partition.machine.apply(entry)
+                partition.machine.apply(entry if partition.opener is None else partition.opener(entry))
         except Exception as error:
             threads.raise_interrupt(error)
             partition.first_error = error  # it is tried again, or set aside, without the turn
@@ -268,20 +277,7 @@ class Dispatcher(Moments):
 
         Its readers and writers wait, or get an error, meanwhile. If `install` fails, it is opened as it is.
         """
-        self._await_unused(number)
-        with self.turn:
-            self.finish()
-            self._check_open()
-            partition = self._partitions.get(number)
-            if self._is_used(number):
-                raise self._paused(number, "is used by a thread that has not come back from its files: retry later")
-            opening = self._opening[number] = PartitionOpening(self._clock.monotonic_s())
-            opening.is_given = True  # by this thread
-            last = self.published
-            self._unopened.setdefault(number, [])
-            if partition is not None:
-                self.backlogs.detach(partition, self._paused(number, "is being repaired: retry later"))
-                del self._partitions[number]
+        partition, opening, last = self._detach(number)
         try:
             opening.is_running = True
             if partition is not None:
@@ -300,17 +296,37 @@ class Dispatcher(Moments):
             opening.end()
         self.partition(number)
 
+    def _detach(self, number: PartitionId) -> tuple[Partition | None, PartitionOpening, int]:
+        """Take a partition that no thread uses from the roster, as if it were being opened, and the last LSN."""
+        for _ in range(DETACH_ATTEMPTS):  # beside writers, a worker may be in its files again before the turn is taken
+            is_unused = self._await_unused(number)
+            with self.turn:
+                self.finish()
+                self._check_open()
+                partition = self._partitions.get(number)
+                if not self._is_used(number):
+                    opening = self._opening[number] = PartitionOpening(self._clock.monotonic_s())
+                    opening.is_given = True  # by this thread
+                    self._unopened.setdefault(number, [])
+                    if partition is not None:
+                        self.backlogs.detach(partition, self._paused(number, "is being repaired: retry later"))
+                        del self._partitions[number]
+                    return partition, opening, self.published
+            if not is_unused:
+                break
+        raise self._paused(number, "is used by a thread that has not come back from its files: retry later")
+
     def _is_used(self, number: PartitionId) -> bool:
         partition = self._partitions.get(number)
         return number in self._opening or (partition is not None and partition.is_used)
 
-    def _await_unused(self, number: PartitionId) -> None:
-        """Wait, no longer than `stall_s`, until no thread is in a partition's files."""
+    def _await_unused(self, number: PartitionId) -> bool:
+        """Wait, no longer than `stall_s`, until no thread is in a partition's files; return whether there is none."""
         backlogs = self.backlogs
         with backlogs.moved:
             backlogs.movers += 1
             try:
-                backlogs.moved.wait_for(lambda: not self._is_used(number), self.admission.settings.stall_s)
+                return backlogs.moved.wait_for(lambda: not self._is_used(number), self.admission.settings.stall_s)
             finally:
                 backlogs.movers -= 1
 

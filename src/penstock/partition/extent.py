@@ -16,6 +16,7 @@ Invariant: whatever the row states was durable in the journal before the row was
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -23,7 +24,8 @@ from penstock.errors import CorruptionError, PenstockError
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
 from penstock.log import Log, LogEnd, LogSettings
-from penstock.manifest.keys import WalStateKey
+from penstock.manifest.engine import ReadView
+from penstock.manifest.keys import ComponentId, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
 from penstock.manifest.tables import WAL_STATE
@@ -38,6 +40,7 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
     last: int
     incarnation: int
     closed: bool
+    was_idle: bool = False  # at a clean close: no job held a gate
 
 
 def last_known(row: WalStateRecord) -> int:
@@ -47,7 +50,24 @@ def last_known(row: WalStateRecord) -> int:
 
 def highest_lsn(manifest: Manifest) -> int:
     """Return the highest LSN that the manifest knows of: the journal reached that far, durably."""
-    return max([record.highest_lsn for _, record in manifest.read(lambda view: list(WAL_STATE.scan(view)))] + [0])
+    return highest_known(manifest)[0]
+
+
+def highest_known(manifest: Manifest) -> tuple[int, int]:
+    """Return the highest LSN and the highest incarnation in the rows of all partitions."""
+
+    def read(view: ReadView) -> tuple[int, int]:
+        lsn = incarnation = 0
+        for _, row in WAL_STATE.scan(view):
+            lsn, incarnation = max(lsn, row.highest_lsn), max(incarnation, row.restart_epoch)
+        return lsn, incarnation
+
+    return manifest.read(read)
+
+
+def sealed_segment(starts: Sequence[int]) -> int:
+    """Return the first LSN of the newest sealed segment; 0 if there is none. `starts`: of all segments."""
+    return starts[-2] if len(starts) > 1 else 0
 
 
 class JournalExtent:
@@ -56,6 +76,8 @@ class JournalExtent:
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._log: Log | None = None  # set by `open_journal`
+        self.is_idle: Callable[[], bool] = lambda: False  # asked at a clean close: whether no job holds a gate
+        self.was_idle = False  # whether none did at the close before this opening
 
     @property
     def released(self) -> int:
@@ -67,16 +89,19 @@ class JournalExtent:
         """Raise `CorruptionError` if the journal lost its beginning or end, or if the manifest is an older copy."""
         row = self._manifest.get_wal_state(JOURNAL_KEY)
         known = msgspec.msgpack.decode(row.detail, type=_End) if row is not None and row.detail else None
-        needed = highest_lsn(self._manifest)
-        if known is not None:
-            needed = max(needed, known.last)
-            if end.incarnation < known.incarnation:
-                raise CorruptionError(
-                    end.path,
-                    end.offset,
-                    f"this is the newest journal segment, of incarnation {end.incarnation}, "
-                    f"but the manifest knows of {known.incarnation}: the end of the journal is missing",
-                )
+        # What a partition stored before a clean close is below the end of the journal then.
+        needed, incarnation = (0, 0) if known is not None and known.closed else highest_known(self._manifest)
+        if known is not None and row is not None:
+            self.was_idle = known.closed and known.was_idle
+            needed = max(needed, known.last, row.last_sealed_segment - 1)
+            incarnation = max(incarnation, known.incarnation)
+        if end.incarnation < incarnation:
+            raise CorruptionError(
+                end.path,
+                end.offset,
+                f"this is the newest journal segment, of incarnation {end.incarnation}, "
+                f"but the manifest knows of {incarnation}: the end of the journal is missing",
+            )
         if end.last < needed:
             raise CorruptionError(
                 end.path,
@@ -104,6 +129,7 @@ class JournalExtent:
         """Open the journal if it is complete; record its range before anything can be proposed."""
         log = Log.open(fs, folder, random=random, settings=settings, identity=identity, check_end=self.check)
         try:
+            self._manifest.restart_epoch = log.incarnation
             self._commit(log, closed=False)
         except BaseException:
             log.close()
@@ -111,9 +137,13 @@ class JournalExtent:
         self._log = log
         return log
 
-    def release(self, below: int) -> None:
-        """Record that records below an LSN are not needed, before they are deleted."""
-        self._put(WalStateRecord(below - 1, below - 1, below - 1, below - 1))
+    def release(self, below: int, sealed: int = 0) -> None:
+        """Record that records below an LSN are not needed, before they are deleted; `sealed`: see `sealed_segment`."""
+        generation = 1 + self._manifest.generation(ComponentId.WAL)
+        last = below - 1
+        self._put(
+            WalStateRecord(last, last, last, last, last_sealed_segment=sealed, last_checkpoint_generation=generation)
+        )
 
     def closed(self) -> None:
         """Record the end of the closed journal. If that fails, the next open can check less."""
@@ -126,10 +156,22 @@ class JournalExtent:
 
     def _commit(self, log: Log, *, closed: bool) -> None:
         dropped, last = log.first - 1, int(log.synced)
-        detail = msgspec.msgpack.encode(_End(last, log.incarnation, closed))
-        self._put(WalStateRecord(dropped, dropped, last, last, restart_epoch=log.incarnation, detail=detail))
+        detail = msgspec.msgpack.encode(_End(last, log.incarnation, closed, closed and self.is_idle()))
+        sealed = sealed_segment(log.segment_starts())
+        self._put(
+            WalStateRecord(
+                dropped,
+                dropped,
+                last,
+                last,
+                last_sealed_segment=sealed,
+                restart_epoch=log.incarnation,
+                detail=detail,
+            )
+        )
 
     def _put(self, record: WalStateRecord) -> None:
         txn = self._manifest.begin_write()
         txn.put_wal_state(JOURNAL_KEY, record)
+        txn.bump_generation(ComponentId.WAL, 1)
         txn.commit()

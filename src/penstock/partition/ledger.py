@@ -8,6 +8,8 @@ Rows (numbers big-endian, so that they sort by value):
     e                     last epoch applied
     i                     last table id assigned
     k <table> ...         rows of a table's kind, for its conditions
+    c                     LSN of the last record that changed a table
+    d <table>             a dropped table, for a while: when it was dropped, and what it was
     n <name>              a table, by name
     t <producer>          tokens of a producer
     v <lsn>               verdicts, one byte for each group
@@ -24,10 +26,11 @@ import logging
 import struct
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from penstock.archive.storage import WrappedKey
 from penstock.arguments import in_short, text, whole
 from penstock.errors import CorruptionError, Invalid, NotFound, TokenTooOld
 from penstock.host import threads
@@ -37,11 +40,14 @@ from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
 from penstock.lsm.tree import Tree
 from penstock.partition.aside import AsideLog, is_our_mistake
+from penstock.partition.storage_options import StorageOptions, decode_storage
 
 LEDGER_TABLE = 1
 DROPPED_NAMES_MAX = 1_000
 LEDGER = partition_id(LEDGER_TABLE, 0)
 FIRST_TABLE = 2
+TOMBSTONE_US = 30 * 24 * 3600 * 1_000_000  # then a dropped table is forgotten
+TOMBSTONES_MAX = 10_000
 PRODUCER_IDLE_US = 30 * 24 * 3600 * 1_000_000  # then a producer's tokens are deleted
 PRODUCER_BYTES_MAX = 512
 CONDITION_BYTES_MAX = 4 << 20  # of one group, as a client sends it
@@ -49,6 +55,7 @@ TOKEN_WINDOW = 1_024  # numbers remembered below a producer's highest
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _U64 = struct.Struct(">Q")
 
 
@@ -61,6 +68,13 @@ class Verdict(IntEnum):
     REFUSED = 3  # by a condition of a table's kind
 
 
+class TableStatus(IntEnum):
+    """Whether a table takes writes. A dropped one is in `Ledger.tombstones`."""
+
+    ACTIVE = 0
+    DRAINING = 1
+
+
 class TableInfo(msgspec.Struct, frozen=True, array_like=True):
     """A table as the ledger knows it."""
 
@@ -70,11 +84,26 @@ class TableInfo(msgspec.Struct, frozen=True, array_like=True):
     shards: int
     options: bytes
     created_lsn: int
+    storage: bytes = b""  # see `storage_options`
+    created_us: int = 0  # the time of the record; 0: unknown, by an earlier version
+    status: TableStatus = TableStatus.ACTIVE
+    key: WrappedKey | None = None  # the table's key, if it is encrypted
+
+    @property
+    def storage_options(self) -> StorageOptions:
+        return decode_storage(self.storage)
 
     @property
     def table(self) -> int:
         """The earlier name of `table_id`, which scripts use."""
         return self.table_id
+
+
+class Tombstone(msgspec.Struct, frozen=True, array_like=True):
+    """A dropped table. The manifest's row of the table follows it, and its files are collected."""
+
+    info: TableInfo
+    dropped_us: int  # the time of the record
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True):
@@ -91,6 +120,8 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
     kind: str
     shards: int
     options: bytes
+    storage: bytes = b""
+    key: WrappedKey | None = None
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
@@ -107,13 +138,36 @@ class Alter(msgspec.Struct, frozen=True, array_like=True, tag="alter"):
     options: bytes
 
 
+class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
+    """Replace the storage options of a table, if they are still `before`."""
+
+    table_id: int
+    before: bytes
+    storage: bytes
+
+
+class Rewrap(msgspec.Struct, frozen=True, array_like=True, tag="rewrap"):
+    """Replace the wrapped key of a table, if the master key of this version wraps it still. The key stays the same."""
+
+    table_id: int
+    before: int
+    key: WrappedKey
+
+
+class SetStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
+    """Let a table drain, or take writes again."""
+
+    table_id: int
+    status: TableStatus
+
+
 class ForgetVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
     """Delete the verdicts of records below an LSN: they are no longer needed."""
 
     before: int
 
 
-LedgerOp = Create | Drop | Alter | ForgetVerdicts
+LedgerOp = Create | Drop | Alter | Configure | Rewrap | SetStatus | ForgetVerdicts
 
 
 class _Tokens(msgspec.Struct, frozen=True, array_like=True):
@@ -127,6 +181,7 @@ _ops = msgspec.msgpack.Decoder(list[LedgerOp])
 _condition = msgspec.msgpack.Decoder(Condition)
 _tokens = msgspec.msgpack.Decoder(_Tokens)
 _table = msgspec.msgpack.Decoder(TableInfo)
+_tombstone = msgspec.msgpack.Decoder(Tombstone)
 
 # A kind's condition: (argument, read the ledger, write a row of the ledger) -> the verdict.
 KindCondition = Callable[[bytes, Callable[[bytes], bytes | None], Callable[[bytes, bytes | None], None]], Verdict]
@@ -156,6 +211,7 @@ class Judgement(msgspec.Struct, frozen=True):
     verdicts: tuple[Verdict, ...]
     created: tuple[TableInfo, ...] = ()
     dropped: tuple[TableInfo, ...] = ()
+    restated: tuple[TableInfo, ...] = ()  # tables that drain from now on, or take writes again
     repeated: bool = False  # the record was judged before, and the ledger already holds its effects
     # Maps a group to the index, in `others`, of the condition that refused it. Only in memory: a stored verdict has no
     # room for it, and only the writer, which waits in this process, needs it.
@@ -169,6 +225,7 @@ class _Judged(NamedTuple):
     judgement: Judgement
     edit: Edit
     tables: Mapping[str, TableInfo]
+    tombstones: Mapping[int, Tombstone]
 
 
 class Ledger:
@@ -186,7 +243,11 @@ class Ledger:
         self._load()
 
     def _load(self) -> None:
-        tables = [_read_table(key, value) for key, value in self.tree.scan(prefix=b"n")]
+        tables = [_read_row(_table, key, value) for key, value in self.tree.scan(prefix=b"n")]
+        dropped = [_read_row(_tombstone, key, value) for key, value in self.tree.scan(prefix=b"d")]
+        self.tombstones: Mapping[int, Tombstone] = {one.info.table_id: one for one in dropped}  # replaced whole
+        changed = self.tree.get(b"c")
+        self.tables_lsn = 0 if changed is None else int(_U64.unpack(changed)[0])  # of the last change of a table
         self._tables: Mapping[str, TableInfo] = {table.name: table for table in tables}  # replaced whole
         self.tables_by_id = {table.table_id: table for table in tables}
 
@@ -197,6 +258,11 @@ class Ledger:
 
     def table_by_id(self, table: int) -> TableInfo | None:
         return self.tables_by_id.get(table)
+
+    def last_table_id(self) -> int:
+        """Return the highest id that a table was given."""
+        last = self.tree.get(b"i")
+        return FIRST_TABLE - 1 if last is None else int(_U64.unpack(last)[0])
 
     def dropped_name(self, table: int) -> str | None:
         """Return the name of a table that was dropped since the opening; None if it is not known."""
@@ -239,8 +305,11 @@ class Ledger:
         # Judged only once: after an interrupt within the tree's change, the rows would already say "seen".
         if self._judged is None or self._judged.lsn != lsn:
             self._judged = self._judge(record, lsn)
-        _, judgement, edit, tables = self._judged
+        _, judgement, edit, tables, tombstones = self._judged
         self.tree.apply(edit)
+        if tables is not self._tables:
+            self.tables_lsn = lsn
+        self.tombstones = tombstones  # before the tables: whoever misses a table finds when it was dropped
         if tables is not self._tables:
             self._note_dropped(judgement.dropped)  # first: a caller that misses the table finds its name
             self._tables = tables
@@ -268,9 +337,13 @@ class Ledger:
                         self._execute(work, section, lsn, record.time_us)
         if any(group.condition for group in record.groups):
             work.put(b"v" + _U64.pack(lsn), bytes(verdicts))
+        if work.tables is not self._tables:
+            work.put(b"c", _U64.pack(lsn))
         work.put(b"e", _U64.pack(record.last_epoch))  # every record writes a row: that is how `stored` advances
-        judgement = Judgement(verdicts, tuple(work.created), tuple(work.dropped), refused_by=refused_by)
-        return _Judged(lsn, judgement, work.edit(), work.tables)
+        judgement = Judgement(
+            verdicts, tuple(work.created), tuple(work.dropped), tuple(work.restated), refused_by=refused_by
+        )
+        return _Judged(lsn, judgement, work.edit(), work.tables, work.tombstones)
 
     def _verdict(self, work: _LedgerChanges, condition: bytes, lsn: int) -> Verdict:
         """Return the verdict of a group. A condition that fails because of a bug of ours counts as refused."""
@@ -318,8 +391,10 @@ class _LedgerChanges:
         self._rows: dict[bytes, bytes | None] = {}
         self._ranges: list[tuple[bytes, bytes]] = []
         self.tables = ledger._tables  # replaced, not changed
+        self.tombstones = ledger.tombstones  # replaced, not changed
         self.created: list[TableInfo] = []
         self.dropped: list[TableInfo] = []
+        self.restated: list[TableInfo] = []
         self.judging: int | None = None  # the index of the condition, among `others`, judged now or last
 
     def get(self, key: bytes) -> bytes | None:
@@ -330,11 +405,12 @@ class _LedgerChanges:
 
     def saved(self) -> tuple[Any, ...]:
         """Return a copy of the changes so far, for `restore`."""
-        return dict(self._rows), list(self._ranges), self.tables, list(self.created), list(self.dropped)
+        lists = list(self._ranges), list(self.created), list(self.dropped), list(self.restated)
+        return dict(self._rows), self.tables, self.tombstones, *lists
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         """Undo every change since `saved`."""
-        self._rows, self._ranges, self.tables, self.created, self.dropped = saved
+        self._rows, self.tables, self.tombstones, self._ranges, self.created, self.dropped, self.restated = saved
 
     def judge(self, condition: bytes) -> Verdict:
         """Check the token, then the conditions of kinds; a refused group leaves no change."""
@@ -389,11 +465,19 @@ class _LedgerChanges:
                 self._drop(operation.name)
             elif isinstance(operation, Alter):
                 self._alter(operation)
+            elif isinstance(operation, Configure):
+                self._replace(operation.table_id, "storage", operation.storage, before=operation.before)
+            elif isinstance(operation, Rewrap):
+                self._rewrap(operation)
+            elif isinstance(operation, SetStatus):
+                info = self._replace(operation.table_id, "status", operation.status)
+                self.restated += [] if info is None else [info]
             else:
                 kept_from = self._ledger.verdicts_from
                 before = operation.before if kept_from is None else min(operation.before, kept_from())
                 self._ranges.append((b"v", b"v" + _U64.pack(before)))
                 self._expire_producers()
+                self._bury()
 
     def _expire_producers(self) -> None:
         """Delete idle producers by record time, not by a clock, so that every replica deletes the same ones."""
@@ -407,7 +491,17 @@ class _LedgerChanges:
         partition_id(FIRST_TABLE, wanted.shards - 1)  # raises `Invalid` if there are too many shards
         last = self.get(b"i")
         table = FIRST_TABLE if last is None else _U64.unpack(last)[0] + 1
-        info = TableInfo(table, wanted.name, wanted.kind, wanted.shards, wanted.options, self._lsn)
+        info = TableInfo(
+            table_id=table,
+            name=wanted.name,
+            kind=wanted.kind,
+            shards=wanted.shards,
+            options=wanted.options,
+            created_lsn=self._lsn,
+            storage=wanted.storage,
+            created_us=self._time_us,
+            key=wanted.key,
+        )
         self.put(b"i", _U64.pack(table))
         self.put(b"n" + wanted.name.encode(), _encode(info))
         self.tables = {**self.tables, wanted.name: info}
@@ -419,16 +513,42 @@ class _LedgerChanges:
             self.tables = {other: table for other, table in self.tables.items() if other != name}
             self.put(b"n" + name.encode(), None)
             self.dropped.append(info)
+            self.put(b"d" + _U64.pack(info.table_id), _encode(tombstone := Tombstone(info, self._time_us)))
+            self.tombstones = {**self.tombstones, info.table_id: tombstone}
+            if len(self.tombstones) > TOMBSTONES_MAX:
+                self._bury()
             prefix = kind_rows(info.table_id)
             self._rows = {key: value for key, value in self._rows.items() if not key.startswith(prefix)}
             self._ranges.append((prefix, kind_rows(info.table_id + 1)))
 
     def _alter(self, wanted: Alter) -> None:
+        self._replace(wanted.table_id, "options", wanted.options, before=wanted.before)
+
+    def _rewrap(self, wanted: Rewrap) -> None:
         info = next((info for info in self.tables.values() if info.table_id == wanted.table_id), None)
-        if info is not None and info.options == wanted.before:
-            info = msgspec.structs.replace(info, options=wanted.options)
+        if info is not None and info.key is not None and info.key.version == wanted.before:
+            self._replace(wanted.table_id, "key", wanted.key)
+
+    def _bury(self) -> None:
+        """Forget tables that were dropped long ago, by record time, and the oldest above a limit."""
+        surplus = len(self.tombstones) - TOMBSTONES_MAX
+        kept = dict(self.tombstones)
+        for number, (table, one) in enumerate(sorted(self.tombstones.items(), key=lambda item: item[1].dropped_us)):
+            if number < surplus or one.dropped_us + TOMBSTONE_US <= self._time_us:
+                del kept[table]
+                self.put(b"d" + _U64.pack(table), None)
+        if len(kept) < len(self.tombstones):
+            self.tombstones = kept
+
+    def _replace(self, table: int, field: str, value: Any, *, before: Any = None) -> TableInfo | None:
+        """Change a field of a table, if the table exists and the field is still `before`; return the table then."""
+        info = next((info for info in self.tables.values() if info.table_id == table), None)
+        if info is not None and before in (None, getattr(info, field)):
+            info = msgspec.structs.replace(info, **{field: value})
             self.put(b"n" + info.name.encode(), _encode(info))
             self.tables = {**self.tables, info.name: info}
+            return info
+        return None
 
     def edit(self) -> Edit:
         rows: dict[bytes, Row] = {
@@ -456,9 +576,9 @@ def _accepted(groups: int) -> Judgement:
     return _ACCEPTED if groups == 1 else Judgement((Verdict.ACCEPTED,) * groups)
 
 
-def _read_table(key: bytes, value: bytes) -> TableInfo:
+def _read_row(decoder: msgspec.msgpack.Decoder[T], key: bytes, value: bytes) -> T:
     try:
-        return _table.decode(value)
+        return decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("ledger", 0, f"the row of table {key[1:]!r} does not decode ({error})") from None
 

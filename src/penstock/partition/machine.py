@@ -18,8 +18,10 @@ from penstock.errors import CorruptionError, Invalid
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import Section
 from penstock.manifest.records import ChunkEntryRecord, WalStateRecord
+from penstock.partition.storage_options import FOLDER
 
 T = TypeVar("T")
+SPILL = "-log"  # behind the name of a shard's folder: what the journal spilled for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,18 @@ class PartitionDescriptor:
     shard: int
     name: str  # of the table
     kind: str
+    chunk_dir: str = FOLDER
+    wal_dir: str = FOLDER
 
     @property
     def folder(self) -> str:
         """Where the shard keeps its files, relative to the store."""
-        return f"tables/{self.table_id}/{self.shard}"
+        return f"{self.chunk_dir}/{self.table_id}/{self.shard}"
+
+    @property
+    def log_folder(self) -> str:
+        """Where the shard's own log is, relative to the store."""
+        return f"{self.wal_dir}/{self.table_id}/{self.shard}{SPILL}"
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -61,6 +70,9 @@ class PartitionContent(msgspec.Struct, frozen=True):
     chunks: tuple[tuple[int, ChunkEntryRecord], ...] = ()  # by chunk id
     files: tuple[tuple[str, int], ...] = ()  # names, relative to the folder of the shard, and sizes
     copied: tuple[tuple[str, bytes], ...] = ()  # files that change in place: their names and bytes
+    damaged: Callable[[], list[tuple[str, str]]] = (
+        list  # reads files that are not chunks; (path, reason) for each damage
+    )
 
 
 class PartitionStateMachine(Protocol):

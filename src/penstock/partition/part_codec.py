@@ -27,9 +27,9 @@ HEADER = struct.Struct("<BxxxI")
 PART = struct.Struct("<BxxxI")
 
 
-def encode_parts(version: int, parts: Sequence[tuple[int, Sequence[bytes]]]) -> bytes:
-    """Encode parts, each as its type and the pieces of its body."""
-    pieces = [HEADER.pack(version, len(parts))]
+def encode_parts(version: int, parts: Sequence[tuple[int, Sequence[bytes | memoryview]]]) -> bytes:
+    """Encode parts, each as its type and the pieces of its body; a view is one of bytes."""
+    pieces: list[bytes | memoryview] = [HEADER.pack(version, len(parts))]
     for number, body in parts:
         pieces.append(PART.pack(number, sum(map(len, body))))
         pieces += body

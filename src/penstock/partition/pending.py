@@ -8,7 +8,9 @@ is set before it is applied: a reader that finds a row of that LSN in a tree can
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from itertools import chain, starmap
 from typing import Any
 
 import msgspec
@@ -43,8 +45,8 @@ class PendingDelta(msgspec.Struct, eq=False):
         return sum(len(section) for group in self.groups for section in group.sections.values())
 
     def merge(self, other: PendingDelta, /) -> None:
-        self.groups = [*self.groups, *other.groups]
         self.open = None
+        self.groups = [*self.groups, *other.groups]
 
     def begin(self) -> dict[PartitionId, Any]:
         """Open a group for plain writes."""
@@ -55,8 +57,8 @@ class PendingDelta(msgspec.Struct, eq=False):
 
     def add(self, group: PendingGroup) -> None:
         """Append a group that takes no more writes."""
+        self.open = None  # first: after an interrupt between the two, a later write would come before this group
         self.groups.append(group)
-        self.open = None
 
     def absorb(self, group: PendingGroup) -> bool:
         """Merge a group of plain writes by key into the open group; return False if it is not such a group.
@@ -69,11 +71,19 @@ class PendingDelta(msgspec.Struct, eq=False):
         if not all(getattr(part, "plain", False) for _, part in sections):
             return False
         open_sections = self.begin() if self.open is None else self.open
+        new: dict[PartitionId, Any] = {}
+        rows: list[tuple[Any, Any]] = [(open_sections, new)]  # maps, and what is added to them
+        logs: list[tuple[Any, Any]] = []
         for number, part in sections:
-            rows = open_sections.get(number)
-            if rows is None:
-                rows = open_sections[number] = type(part)()
-            rows.update(part)
+            known = open_sections.get(number)
+            if known is None:
+                new.setdefault(number, type(part)()).update(part)
+            elif isinstance(known, dict):
+                rows.append((known, part))
+            else:  # see `PartLog`
+                logs.append((known.log, part.log))
+        # In one call, behind which alone a signal may arrive: an interrupt leaves the whole group or nothing of it.
+        deque(chain(starmap(dict.update, rows), starmap(list.extend, logs)), maxlen=0)
         return True
 
     def sections(self, partition: PartitionId) -> list[tuple[PendingGroup, Any]]:

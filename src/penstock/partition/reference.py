@@ -26,9 +26,10 @@ from penstock.arguments import seconds, whole
 from penstock.errors import Backpressure, CorruptionError, Invalid, OutcomeUnknown, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.file_operations import make_dirs, remove_file
+from penstock.host.file_operations import make_dirs, remove_file, rename_durably
 from penstock.host.files import FileSystem
-from penstock.journal.record import REFERENCE, Section
+from penstock.journal.partitions import table_of
+from penstock.journal.record import REFERENCE, Section, decode, group_count
 from penstock.lsm.writer import index_path
 from penstock.manifest.keys import ChunkKey
 from penstock.manifest.manifest import Manifest
@@ -37,6 +38,8 @@ from penstock.manifest.records import ChunkEntryRecord
 READ_BYTES = 1 << 20
 STAGED_MAX = 10_000  # files in one call
 LEASE_S_MAX = 1e9
+FETCHED = "fetched"  # the folder of files that a member has, of records that are not committed yet
+TAKEN_OVER_MS = 3_600_000  # until a file that another member staged may be purged, if no record names it
 
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +80,19 @@ def decode_reference(payload: bytes) -> Reference:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("reference", 0, f"it does not decode ({error})") from None
+
+
+def references_of(body: bytes) -> tuple[StagedFile, ...]:
+    """Return the files that a record of the journal refers to. A group with files has its record to itself."""
+    if group_count(body) != 1:
+        return ()
+    sections = (section for group in decode(body).groups for section in group.sections)
+    return tuple(
+        file
+        for section in sections
+        if section.header.form == REFERENCE
+        for file in decode_reference(section.payload).files
+    )
 
 
 def plain_files(files: Sequence[StagedFile]) -> tuple[StagedFile, ...]:
@@ -131,6 +147,11 @@ def files_of(file_name: str) -> tuple[str, ...]:
     return (file_name, index_path(file_name)) if file_name.endswith(".sst") else (file_name,)
 
 
+def fetched_path(name: str) -> str:
+    """Return where a member keeps a file of a record that is not committed yet."""
+    return f"{FETCHED}/{name.replace('/', '-')}"
+
+
 class Staging:
     """The staged files of a store."""
 
@@ -154,7 +175,7 @@ class Staging:
         self._remove = remove
         self.root = root
         self._clock = clock
-        self.refused: PenstockError | None = None  # set where records must not name files
+        self.next_id: Callable[[], int] = lambda: int(manifest.reserve_chunk_id())  # of a cluster: no member has it
         self._lock = threads.lock("partition.staging")
         # Guarded by _lock: by id, how many records and running commits name a file. Two commits may name one file, and
         # the one that is refused must not end the protection of the other.
@@ -167,15 +188,13 @@ class Staging:
 
     def reserve(self, table: int, folder: str, suffix: str, count: int, lease_s: float) -> list[StagedFile]:
         """Reserve names for files to be built, for `lease_s` seconds and for as long as a commit names them."""
-        if self.refused is not None:
-            raise self.refused
         count, lease_s = check_staging(count, lease_s)
         make_dirs(self.fs, f"{self.root}/{folder}")
         purge_after_ms = self._clock.time_us() // 1_000 + int(lease_s * 1_000)
         staged: list[StagedFile] = []
         txn = self._manifest.begin_write()
         for _ in range(count):
-            chunk_id = int(self._manifest.reserve_chunk_id())
+            chunk_id = self.next_id()
             file_name = f"{folder}/{chunk_id:020d}{suffix}"
             row = ChunkEntryRecord(file_name, 0, 0, purge_after_epoch_ms=purge_after_ms, staged=True)
             txn.upsert_chunk(ChunkKey(table, chunk_id), row)
@@ -286,6 +305,30 @@ class Staging:
         with self._lock:
             for chunk_id in chunk_ids:
                 self._claimed.pop(chunk_id, None)
+
+    def take_over(self, sections: Iterable[Section]) -> None:
+        """Stage the files of a record that another member, or this store in a copy, wrote; see `FETCHED`.
+
+        What was applied here already has a row, or no file any more: nothing is done for it.
+        """
+        for section in sections:
+            if section.header.form == REFERENCE:
+                for file in decode_reference(section.payload).files:
+                    self._take_over(table_of(section.header.partition), file)
+
+    def _take_over(self, table: int, file: StagedFile) -> None:
+        key, names = ChunkKey(table, file.chunk_id), files_of(file.file_name)
+        fetched = [name for name in names if self.fs.exists(f"{self.root}/{fetched_path(name)}")]
+        if fetched:
+            make_dirs(self.fs, f"{self.root}/{file.file_name.rpartition('/')[0]}")
+        for name in fetched:
+            rename_durably(self.fs, f"{self.root}/{fetched_path(name)}", f"{self.root}/{name}")
+        if self._manifest.get_chunk(key) is None and self.fs.exists(f"{self.root}/{file.file_name}"):
+            purge_after_ms = self._clock.time_us() // 1_000 + TAKEN_OVER_MS
+            row = ChunkEntryRecord(file.file_name, 0, 0, purge_after_epoch_ms=purge_after_ms, staged=True)
+            txn = self._manifest.begin_write()
+            txn.upsert_chunk(key, row)
+            txn.commit()
 
     def name_all(self, sections: Iterable[Section]) -> None:
         """Protect the files that sections of a replayed or spilled record refer to, whatever its verdict."""

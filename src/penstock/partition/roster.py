@@ -28,9 +28,10 @@ from penstock.journal.record import JournalRecord
 from penstock.journal.tracker import SegmentedAckTracker
 from penstock.partition.admission import DispatcherSettings, PartitionAdmission
 from penstock.partition.aside import AsideLog, is_our_mistake
-from penstock.partition.backlog import Backlogs, Partition
-from penstock.partition.ledger import Ledger, TableInfo, dropped_table
+from penstock.partition.backlog import Backlogs
+from penstock.partition.ledger import Ledger, TableInfo, TableStatus, dropped_table
 from penstock.partition.machine import Entry, MachineFactory, PartitionDescriptor
+from penstock.partition.partition import Partition
 from penstock.partition.spill import SpillLog
 from penstock.partition.workers import Workers
 
@@ -78,7 +79,10 @@ class Roster(ABC):
         journal: Callable[[int], Iterable[tuple[int, JournalRecord]]],
         settings: DispatcherSettings | None = None,
         on_applied: Callable[[], None] = lambda: None,
+        opener_of: Callable[[int], Callable[[Entry], Entry] | None] = lambda table_id: None,
     ) -> None:
+        """`opener_of` returns what opens the sealed sections of a table's entries; None if it is not encrypted."""
+        self._opener_of = opener_of
         settings = settings or DispatcherSettings()
         self.ledger = ledger
         self.tracker = tracker
@@ -201,6 +205,7 @@ class Roster(ABC):
             machine = self._factory.open(descriptor, info.options)
             undo.callback(machine.close)
             opened = Partition(descriptor, machine, spill)
+            opened.opener = self._opener_of(descriptor.table_id)
             opened.guarded = self.backlogs.guards_all
             spilled = list(spill.entries(machine.stored))
             with self.turn:
@@ -210,10 +215,18 @@ class Roster(ABC):
                 for entry in (*spilled, *self._unopened.get(partition, ())):
                     if entry.lsn > opened.highest:
                         self.backlogs.enqueue(opened, entry)
+                self._mark_draining(opened)  # it may have changed meanwhile
                 self._partitions[partition] = opened  # with all its waiting entries, or not at all
                 self._unopened.pop(partition, None)
                 undo.pop_all()
         return opened
+
+    def _mark_draining(self, partition: Partition) -> None:
+        """Let writers of a partition ask while its table drains. Requires: the turn."""
+        info = self.ledger.table_by_id(partition.descriptor.table_id)
+        partition.is_draining = info is not None and info.status is TableStatus.DRAINING
+        if partition.is_draining:
+            partition.guarded = True
 
     def _check_open(self) -> None:
         if self._closed:  # a partition opened now would lack entries that only the journal has
@@ -299,4 +312,5 @@ class Roster(ABC):
 
 def describe(info: TableInfo, shard: int) -> PartitionDescriptor:
     """Return the descriptor of a shard."""
-    return PartitionDescriptor(partition_id(info.table_id, shard), info.table_id, shard, info.name, info.kind)
+    number, storage = partition_id(info.table_id, shard), info.storage_options
+    return PartitionDescriptor(number, info.table_id, shard, info.name, info.kind, storage.chunk_dir, storage.wal_dir)

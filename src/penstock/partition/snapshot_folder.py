@@ -20,6 +20,7 @@ import msgspec
 import xxhash
 
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
+from penstock.host.file_errors import unreadable
 from penstock.host.file_operations import make_dirs, publish, remove_folder
 from penstock.host.files import File, FileSystem
 from penstock.host.paths import parent
@@ -133,9 +134,14 @@ class SnapshotFolder:
             except FileNotFoundError:
                 yield CorruptionError(path, 0, "this file of a snapshot is missing")
                 continue
+            except OSError as error:
+                yield unreadable(error, path)
+                continue
             try:
                 if file.size() != one.size or _digest(file) != one.digest:
                     yield CorruptionError(path, 0, "this file is not the one in the snapshot")
+            except OSError as error:
+                yield unreadable(error, path)
             finally:
                 file.close()
 

@@ -33,6 +33,7 @@ from penstock.journal.consensus import Consensus
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import REFERENCE
 from penstock.lsm.maintenance import KEPT
+from penstock.lsm.sstable import Sstable
 from penstock.manifest.keys import ChunkKey, ComponentId, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import (
@@ -44,9 +45,9 @@ from penstock.manifest.operations import (
     UpsertChunk,
 )
 from penstock.manifest.records import WalStateRecord
-from penstock.partition.backlog import Partition
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.machine import PartitionContent, PartitionDescriptor
+from penstock.partition.partition import Partition
 from penstock.partition.snapshot_folder import (
     HEADER,
     PartitionSnapshotHeader,
@@ -67,9 +68,12 @@ REPLACED = "-replaced"  # the folder that an installation replaced
 class PartitionExport:
     """A partition's files, read chunk by chunk; the header is complete after the last one."""
 
-    def __init__(self, fs: FileSystem, folder: str, content: PartitionContent, header: PartitionSnapshotHeader) -> None:
+    def __init__(
+        self, fs: FileSystem, root: str, folder: str, content: PartitionContent, header: PartitionSnapshotHeader
+    ) -> None:
         self._fs = fs
-        self._folder = folder
+        self._root = root
+        self._folder = f"{root}/{folder}"
         self._content = content
         self._header = header
         self._files: list[SnapshotFile] = []
@@ -87,6 +91,22 @@ class PartitionExport:
         for name, data in self._content.copied:
             yield SnapshotChunk(name, 0, data)
             self._files.append(SnapshotFile(name, len(data), xxhash.xxh3_128(data).digest()))
+
+    def check(self) -> None:
+        """Read all files and compare them with their checksums; `CorruptionError` for the first damage."""
+        for _, row in self._content.chunks:
+            path = f"{self._root}/{row.file_name}"
+            try:
+                table = Sstable.open(path, fs=self._fs)
+            except FileNotFoundError:
+                raise CorruptionError(path, 0, "the manifest lists this file, and it is missing") from None
+            try:
+                for error in table.damaged_pages():
+                    raise error
+            finally:
+                table.close()
+        for path, reason in self._content.damaged():
+            raise CorruptionError(path, 0, reason)
 
     @property
     def header(self) -> PartitionSnapshotHeader:
@@ -167,10 +187,13 @@ class PartitionSnapshots:
                 chunks=content.chunks,
                 files=(),
             )
-            yield PartitionExport(self._fs, f"{self._root}/{descriptor.folder}", content, header)
+            yield PartitionExport(self._fs, self._root, descriptor.folder, content, header)
 
     def save(self, partition: Partition) -> PartitionSnapshotHeader:
-        """Copy a partition's files, so that it can be repaired; an earlier snapshot is removed."""
+        """Copy a partition's files, so that it can be repaired; an earlier snapshot is removed.
+
+        `CorruptionError` if one of them is damaged: then an earlier snapshot stays, from which it can be repaired.
+        """
         descriptor, spill = partition.descriptor, partition.spill
         with self._alone(descriptor.partition):
             self._installing(descriptor).remove()  # older than what is kept from now on: no opening may finish it
@@ -184,6 +207,7 @@ class PartitionSnapshots:
                     saved = folder.header() if before == export.lsn else None
                     if saved is not None and not list(folder.damaged()):
                         return saved  # nothing was written since: the only copy must not be removed first
+                    export.check()  # before anything is removed: a damaged file must not replace a good copy
                     folder.remove()  # what an interrupted attempt left
                     for chunk in export.chunks():
                         folder.write(chunk)
@@ -355,7 +379,7 @@ class PartitionSnapshots:
         ]
         for chunk_id, chunk in header.chunks:
             row = msgspec.structs.replace(chunk, generation=generation)
-            operations.append(UpsertChunk(ChunkKey(table, chunk_id), row))
+            operations.append(UpsertChunk(ChunkKey(table, chunk_id), row, replaces=True))
         for number, state in header.progress:
             key = WalStateKey(table, number + descriptor.shard)
             operations.append(PutWalState(key, state, replaces=True))

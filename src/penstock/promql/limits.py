@@ -14,7 +14,7 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 
 SAMPLES_MAX = 20_000_000  # each takes some 60 bytes while a query runs
-STEPS_MAX = 11_000  # of a range, as in Prometheus
+STEPS_MAX = 11_001  # of a range, as in Prometheus: 11,000 after the first
 
 
 class QueryTooLarge(Invalid):

@@ -85,7 +85,11 @@ def make_sockets_folder(path: str, *, elsewhere: bool = False) -> str:
     folder = _make_elsewhere()
     with open(f"{run}/elsewhere.tmp", "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(folder)
-    os.rename(f"{run}/elsewhere.tmp", f"{run}/elsewhere")
+    try:
+        os.rename(f"{run}/elsewhere.tmp", f"{run}/elsewhere")
+    except IsADirectoryError:
+        os.rmdir(folder)
+        raise Invalid(f"{run}/elsewhere is a folder in the place of a file of the store: move it elsewhere") from None
     return folder
 
 

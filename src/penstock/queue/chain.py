@@ -20,7 +20,10 @@ from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
 from penstock.kinds import OwnFile
 from penstock.log.record import Record
+from penstock.queue.coding import PREFIX
 from penstock.queue.files import (
+    KIND_TRIM,
+    OPENING_BYTES,
     VERSION,
     VERSION_OF_SHARD,
     DataReader,
@@ -30,7 +33,6 @@ from penstock.queue.files import (
     Opening,
     shard_identity,
 )
-from penstock.queue.messages import PREFIX
 from penstock.queue.qmft import (
     ActiveFileState,
     FileEntry,
@@ -161,9 +163,14 @@ class FileChain:
         if tail.torn is not None:
             logger.warning("%s: torn tail dropped at byte %d (%s)", reader.file.path, tail.end, tail.torn)
         time = max(tail.trusted.last_time_us, reader.opening.time_us)
-        if tail.unsynced:
-            time = PREFIX.unpack_from(tail.unsynced[0].body)[1]
-        self.continue_in_new_file(tail.trusted, tail.unsynced, time)
+        trusted, copied = tail.trusted, tail.unsynced
+        if trusted.next_sequence == reader.opening.first:  # only trims: the manifest cannot list it, so they move on
+            records = (record for _, record in reader.records(OPENING_BYTES, trusted.offset))
+            copied = [*(record for record in records if record.kind == KIND_TRIM), *copied]
+            trusted = reader.opening.position
+        if copied:
+            time = PREFIX.unpack_from(copied[0].body)[1]
+        self.continue_in_new_file(trusted, copied, time)
         return QueueRepair(reader.file.path, tail.end, len(tail.unsynced), tail.torn)
 
     def recover(self) -> None:
@@ -180,7 +187,8 @@ class FileChain:
         if file is None:
             return self.continue_in_new_file(self.synced, (), time_us)
         full = bool(file.messages) and file.position.offset + size > settings.file_bytes
-        old = time_us - file.opening.time_us >= settings.file_age_us
+        # A file that has trims and no messages stays active: no manifest could list it.
+        old = time_us - file.opening.time_us >= settings.file_age_us and (bool(file.messages) or file.is_empty)
         return self.roll(time_us) if full or old else file
 
     def sync(self) -> None:

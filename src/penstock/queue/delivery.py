@@ -24,6 +24,7 @@ import numpy as np
 from penstock.errors import Closed, Invalid, KindMismatch, LeaseLost, NotFound, PenstockError
 from penstock.host import threads
 from penstock.kinds import Host, partitions_of
+from penstock.lsm.maintenance import COMPANION
 from penstock.lsm.rows import bytes_list
 from penstock.partition.ledger import Condition, TableInfo, encode_condition
 from penstock.partition.pending import PendingGroup
@@ -244,6 +245,8 @@ class Deliveries:
         source = self._host.port.table(self._info.name) or self._info  # its options may have been altered
         if has_headers(source.options) and not has_headers(info.options):
             raise Invalid(f"queue {info.name} takes no headers, so it cannot take dead letters: alter(headers=True) it")
+        if source.key is not None and info.key is None:
+            raise Invalid(f"queue {source.name} is encrypted and {info.name} is not: name an encrypted one")
         return info
 
     def _without_spent(
@@ -342,9 +345,10 @@ class Deliveries:
         elif name == MOVE:
             _, move = read_argument(data, Move)
             assert isinstance(move, Move)
-            self._check_use(move.consumer, "streamed")
-            with self._changed:
-                self._note_seen(move.consumer)
+            if all(shard < COMPANION for shard, _, _ in move.ranges):  # else it is of the change feed
+                self._check_use(move.consumer, "streamed")
+                with self._changed:
+                    self._note_seen(move.consumer)
         elif name == SEEK:
             _, seek = read_argument(data, Seek)
             assert isinstance(seek, Seek)

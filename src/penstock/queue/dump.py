@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from penstock.errors import CorruptionError, PenstockError
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
+from penstock.queue.coding import PLAIN_CODING
 from penstock.queue.files import KIND_MESSAGES, OPENING_BYTES, DataReader
 from penstock.queue.messages import MessageBatch, decode_batch
 from penstock.queue.qmft import QmftManifest, QmftWriter
@@ -65,7 +66,7 @@ def dump_file(
             yield from ((bad.offset, bad) for bad in damage)
             damage.clear()
             if record.kind == KIND_MESSAGES:
-                yield offset, decode_batch(record, path=reader.file.path, offset=offset)
+                yield offset, decode_batch(record, path=reader.file.path, offset=offset, coding=PLAIN_CODING)
     except CorruptionError:
         pass  # it is in `damage`
     finally:

@@ -1,9 +1,10 @@
-"""A data file of a queue: an opening record, batches of messages, index records.
+"""A data file of a queue: an opening record, batches of messages, trims, index records.
 
 The *opening record* holds the last LSN, sequence and time before the file, a salt and the store's identity. It is
 synced before any manifest names the file. An *index record* summarizes the file so far: the offsets of some records,
 the last LSN and time. One is written before a manifest names that position, so a manifest's write position is always
-right after the opening record or an index record, and nothing before it need be read again.
+right after the opening record or an index record, and nothing before it need be read again. A *trim record* is in the
+files of a queue with a change feed alone: which messages a trim deleted.
 
 Thread: `DataWriter` belongs to the queue's writer; a `DataReader` may be shared, it only reads.
 Invariants: (1) bytes of synced records never change. (2) sequences and LSNs are stored, never counted. (3) space is
@@ -27,21 +28,24 @@ from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import claim
 from penstock.host.files import File, FileSystem
 from penstock.log.record import HEADER, KIND_DATA, KIND_SEGMENT, Record, decode, encode, encoded_size
-from penstock.queue.messages import PREFIX
+from penstock.queue.coding import PREFIX
 from penstock.queue.qmft import DATA_SUFFIX
 
 VERSION, VERSION_OF_SHARD = 1, 2  # 1: a file carries the store's identity; 2: its shard's
 MAGIC = b"PSTKQUE\0"
 KIND_MESSAGES = KIND_DATA
 KIND_INDEX = KIND_DATA + 1
+KIND_TRIM = KIND_DATA + 2
 _OPENING = struct.Struct("<8sHHI16sQqq")  # magic, version, flags, salt, identity, last LSN, last time, time
 assert _OPENING.size == 56
 OPENING_BYTES = encoded_size(_OPENING.size)
+_FLOORS = struct.Struct("<QQ")  # of a trim: the sequence of the first message before and after it
 _INDEX_TAIL = struct.Struct("<QqQQ")  # last LSN, last time, messages in the file, offset of the index record itself
 _ENTRY = np.dtype("<u8")
 _ENTRY_WORDS = 3  # sequence, offset, time
 
 READ_BYTES = 1 << 20
+PROBE_BYTES = 4 << 10  # when one record is wanted
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -97,6 +101,16 @@ class Opening:
             identity=identity,
             version=version,
         )
+
+
+def encode_trim(floor: int, before: int, *, lsn: int, time_us: int) -> bytes:
+    """Encode the body of the record of a trim, which moves the first message from `floor` to `before`."""
+    return PREFIX.pack(lsn, time_us, 0, 0, 0) + _FLOORS.pack(floor, before)
+
+
+def decode_trim(record: Record) -> tuple[int, int]:
+    """Return the sequence of the first message before and after a trim."""
+    return _FLOORS.unpack_from(record.body, PREFIX.size)
 
 
 def shard_identity(store: bytes, folder: str) -> bytes:
@@ -203,7 +217,7 @@ class DataWriter:
             )
             file.pwrite(opening.encode(), 0)
             for record in tail:
-                writer.write(record.body, synced=opening.first - 1)
+                writer.write(record.body, synced=opening.first - 1, kind=record.kind)
             if tail:
                 writer.write_index()
             file.fsync()
@@ -219,6 +233,11 @@ class DataWriter:
     @property
     def messages(self) -> int:
         return self.position.next_sequence - self.opening.first
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither messages nor trims."""
+        return self.position.last_lsn == self.opening.last_lsn and not self.messages
 
     def claim(self, size: int) -> None:
         """Make sure that `size` more bytes can be written; `DiskFull` if not, with nothing written."""
@@ -243,12 +262,13 @@ class DataWriter:
             [body], salt=opening.salt, incarnation=opening.file_sequence, first=first, synced=synced, kind=kind
         )
         self.file.pwrite(data, position.offset)
-        if kind == KIND_MESSAGES:
-            lsn, time, count, _, _ = PREFIX.unpack_from(body)
-            self.index.add(first, position.offset, time)
-            self.position = FilePosition(position.offset + len(data), first + count, lsn, time)
-        else:
+        if kind == KIND_INDEX:
             self.position = replace(position, offset=position.offset + len(data))
+            return
+        lsn, time, count, _, _ = PREFIX.unpack_from(body)
+        if kind == KIND_MESSAGES:
+            self.index.add(first, position.offset, time)
+        self.position = FilePosition(position.offset + len(data), first + count, lsn, time)
 
     def write_index(self) -> None:
         """Append an index record, unless one ends here. Not durable yet."""
@@ -318,6 +338,19 @@ class DataReader:
                     if record.kind == KIND_MESSAGES:
                         self._index.add(record.index, offset, PREFIX.unpack_from(record.body)[1])
         return self._index or FileIndex(0)
+
+    def before_lsn(self, lsn: int, size: int, index: FileIndex | None) -> int:
+        """Return the offset of a record before which every record has a lower LSN. Reads about ten records."""
+        offsets = (index or self.index(size)).offsets
+        low, high = 0, len(offsets)  # offsets below `low` are of lower LSNs
+        while low < high:
+            middle = (low + high) // 2
+            _, record = next(self.records(offsets[middle], size, read_bytes=PROBE_BYTES))
+            if PREFIX.unpack_from(record.body)[0] < lsn:
+                low = middle + 1
+            else:
+                high = middle
+        return offsets[low - 1] if low else OPENING_BYTES
 
     def records(
         self,

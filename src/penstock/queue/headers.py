@@ -14,15 +14,17 @@ Invariant: a message has no name twice, and none of its headers is null.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from penstock.arguments import in_short
 from penstock.errors import CorruptionError, Invalid
 from penstock.lsm.rows import binary_column, is_binary, offsets_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 HEADERS = pa.map_(pa.string(), pa.binary())
 COUNT_MAX = 64  # of one message

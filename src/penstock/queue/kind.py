@@ -26,21 +26,26 @@ from penstock.kinds import (
     Port,
     PreparedRows,
     Reading,
+    SealedFile,
     Serviced,
     Streamable,
     StreamColumns,
 )
+from penstock.kinds.changes import ChangeOptions, Changing, change_options
+from penstock.manifest.records import RetentionPolicy
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.reference import StagedFile
 from penstock.queue import section
 from penstock.queue.chain import QueueSettings
+from penstock.queue.changes import change_schema, read_changes
 from penstock.queue.machine import KEY, QueueMachine, sequence_of
 from penstock.queue.options import (
     QueueOptions,
     Retention,
     decode_queue_options,
     encode_queue_options,
+    feed_options,
     has_headers,
     queue_options,
 )
@@ -62,7 +67,7 @@ from penstock.queue.validation import (
 )
 
 
-class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced):
+class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced, Changing):
     """The kind `queue`."""
 
     name = "queue"
@@ -74,9 +79,9 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced)
     read_only_calls = READ_ONLY_CALLS
     repeatable_calls = REPEATABLE_CALLS
 
-    def options(self, retention: Retention | None, *, headers: bool) -> bytes:
+    def options(self, retention: Retention | None, *, headers: bool, changes: bool | ChangeOptions = False) -> bytes:
         """Return the options of a queue; `Invalid` if they are not options."""
-        return encode_queue_options(queue_options(retention, flag(headers, "headers")))
+        return encode_queue_options(queue_options(retention, flag(headers, "headers"), change_options(changes)))
 
     def check_made(self, info: TableInfo, retention: Retention | None, *, headers: bool) -> None:
         """Raise `KindMismatch` if an existing queue has other options than those requested."""
@@ -109,15 +114,32 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced)
     def check_options(self, options: bytes) -> None:
         check_options(options)
 
+    def check_retention(self, policy: RetentionPolicy) -> None:
+        """Accept every limit."""
+
     def check_altered(self, info: TableInfo, options: bytes) -> None:
         if has_headers(info.options) and not has_headers(options):
             raise Invalid(f"queue {info.name} takes headers, and its messages keep them: create another queue")
+        if self.change_options(info.options) != self.change_options(options):
+            raise Invalid(f"the change feed of queue {info.name} was chosen at its creation: create another queue")
 
     def frees_space(self, part: Any) -> bool:
         return isinstance(part, section.Trim)
 
     def open_machine(self, descriptor: PartitionDescriptor, options: bytes, context: MachineContext) -> QueueMachine:
-        return QueueMachine(descriptor, context)
+        return QueueMachine(descriptor, context, feed_options(options))
+
+    def change_options(self, options: bytes) -> ChangeOptions | None:
+        return feed_options(options)
+
+    def change_schema(self, options: bytes) -> Any:
+        return change_schema(options)
+
+    def read_changes(self, data: bytes, options: bytes) -> tuple[bytes, Any]:
+        return read_changes(data, options)
+
+    def nothing(self) -> section.Trim:
+        return section.Trim(1)
 
     def service(self, info: TableInfo, host: Host) -> QueueService:
         return QueueService(info, host)
@@ -179,6 +201,9 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced)
 
     def own_files(self, machine: QueueMachine) -> list[OwnFile]:
         return machine.own_files()
+
+    def sealed_files(self, machine: QueueMachine) -> list[SealedFile]:
+        return machine.sealed_files()
 
     def damaged_files(self, machine: QueueMachine) -> list[tuple[str, str]]:
         return machine.damaged_files()

@@ -14,11 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.queue.positions import DELIVERIES_MAX, WINDOW, Ack, ConsumerRow
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # One counter for all queues of a process: a message of another queue, or of a dropped queue of the same name, is never
 # confused with a message of this queue that has the same sequence.

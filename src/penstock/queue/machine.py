@@ -1,7 +1,8 @@
 """The state machine of a queue shard: applies sections to a persistent queue.
 
 The queue's files are the shard's storage: applied messages are in them, and a checkpoint only syncs them. A trim moves
-the floor, below which nothing is read; files below it are deleted later, when no snapshot needs them.
+the floor, below which nothing is read; files below it are deleted later, when no snapshot and no change feed needs
+them.
 
 Thread: see `partition.machine`; `_lock` serializes apply, sync and the removal of files; any thread may read, without
 waiting for any of these.
@@ -26,22 +27,27 @@ from penstock.host import threads
 from penstock.host.file_operations import remove_file
 from penstock.journal.partitions import PartitionId
 from penstock.journal.record import REFERENCE
-from penstock.kinds import Machine, MachineContext, OwnFile, Piece, ShardSnapshot
+from penstock.kinds import Machine, MachineContext, OwnFile, Piece, SealedFile, ShardSnapshot
+from penstock.kinds.changes import ChangeOptions
 from penstock.manifest.keys import ChunkKey, WalStateKey
 from penstock.manifest.records import WalStateRecord
 from penstock.partition.machine import Entry, PartitionContent, PartitionDescriptor, readable
 from penstock.partition.reference import StagedFile, Staging, check_intact, decode_reference
 from penstock.queue import section
+from penstock.queue.changes import FeedFloor, QueueFeed, QueueFeedView
+from penstock.queue.coding import BodyCoding
 from penstock.queue.messages import Messages
 from penstock.queue.options import has_headers, no_headers
 from penstock.queue.persistent import PersistentQueue
 from penstock.queue.pieces import describe_piece, gathered
+from penstock.queue.qmft import DATA_SUFFIX
 from penstock.queue.staged import staged_batches
 
 SCAN_BYTES = 8 << 20  # of messages that a scan holds in memory
 KEY = struct.Struct(">Q")  # a sequence as a key: big-endian, so that keys sort by sequence
 _STAGED = re.compile(r"([0-9]{20})\.arrow")
 _STORED = struct.Struct("<QQ")  # floor and next sequence, as of the LSN that is stored
+_STORED_FEED = struct.Struct("<QQ")  # behind it, with a change feed: what its retention left
 
 
 class _Progress(NamedTuple):
@@ -50,6 +56,7 @@ class _Progress(NamedTuple):
     lsn: int
     floor: int  # nothing below it is read
     next: int  # the sequence of the next message
+    changed: int  # the last LSN that put or trimmed messages, or a later one
 
 
 class QueueMachine(Machine):
@@ -57,8 +64,11 @@ class QueueMachine(Machine):
 
     stores_cheaply = True
 
-    def __init__(self, descriptor: PartitionDescriptor, context: MachineContext) -> None:
+    def __init__(
+        self, descriptor: PartitionDescriptor, context: MachineContext, changes: ChangeOptions | None = None
+    ) -> None:
         self._descriptor = descriptor
+        self._changes = changes
         self._context = context
         self._key = WalStateKey(descriptor.table_id, descriptor.shard)
         self._folder = f"{context.root}/{descriptor.folder}"
@@ -77,9 +87,11 @@ class QueueMachine(Machine):
         context = self._context
         state = context.manifest.get_wal_state(self._key) or WalStateRecord()
         self._stored = state.stored_lsn  # guarded by _lock
-        floor, following = _STORED.unpack(state.detail) if state.detail else (1, 1)
-        now = _Progress(state.stored_lsn, floor, following)
-        self._progress = now, now  # after the last record applied, and before it; guarded by _lock
+        floor, following = _STORED.unpack_from(state.detail) if state.detail else (1, 1)
+        left = state.detail[_STORED.size :]  # of a change feed
+        self.feed: QueueFeed | None = None
+        if self._changes is not None:
+            self.feed = QueueFeed(self._changes, FeedFloor(*_STORED_FEED.unpack(left)) if left else FeedFloor())
         self.queue = PersistentQueue.open(
             context.fs,
             self._folder,
@@ -88,9 +100,13 @@ class QueueMachine(Machine):
             settings=context.settings,
             identity=context.identity,
             cut_after_lsn=state.stored_lsn,
+            coding=BodyCoding(context.files_of(self._descriptor.table_id), self._descriptor.partition),
         )
         if self.queue.next_sequence < following:
             raise self._torn_apart(following)
+        changed = min(self.queue.changed_lsn, state.stored_lsn)
+        now = _Progress(state.stored_lsn, floor, following, changed)
+        self._progress = now, now  # after the last record applied, and before it; guarded by _lock
 
     @property
     def broken(self) -> bool:
@@ -158,20 +174,29 @@ class QueueMachine(Machine):
                 puts.append((content, following))
                 bodies += content.bodies()
                 following += len(content)
-            self._append(bodies, entry, before.next)
+            moved = floor > before.floor
+            self._append(bodies, entry, before.next, (before.floor, floor) if moved and self.feed is not None else None)
             for source, first in puts:
                 source.lsn, source.first = entry.lsn, first  # in this order: a writer that finds the second has both
             self._taken += files  # before it counts as applied: listing a file twice is harmless
-            self._progress = _Progress(entry.lsn, floor, following), before
+            changed = entry.lsn if bodies or moved else before.changed
+            self._progress = _Progress(entry.lsn, floor, following, changed), before
         self.changed()
 
-    def _append(self, bodies: list[section.Body], entry: Entry, following: int) -> None:
-        """Write messages, unless the files hold them already, after a replay or an interrupt right after the write."""
-        if bodies and entry.lsn > self.queue.last_lsn:
+    def _append(
+        self, bodies: list[section.Body], entry: Entry, following: int, trimmed: tuple[int, int] | None
+    ) -> None:
+        """Write messages, unless the files hold them already, after a replay or an interrupt right after the write.
+
+        `trimmed`: the first message before and after a trim that is written, too.
+        """
+        if not bodies and trimmed is None:
+            return
+        if entry.lsn > self.queue.last_lsn:
             if self.queue.next_sequence != following:
                 raise self._torn_apart(following)
-            self.queue.append_bodies(bodies, lsn=entry.lsn, time_us=entry.time_us)
-        elif bodies:
+            self.queue.append_bodies(bodies, lsn=entry.lsn, time_us=entry.time_us, trimmed=trimmed)
+        else:
             self.queue.show()
 
     def _torn_apart(self, following: int) -> CorruptionError:
@@ -205,9 +230,25 @@ class QueueMachine(Machine):
 
     def snapshot(self) -> QueueState:
         with self._pin_lock:
-            state = QueueState(self, self._descriptor.partition, self.first, self.next)
+            visible, oldest = self._visible(), self.queue.first_sequence
+            state = QueueState(self, self._descriptor.partition, max(visible.floor, oldest), visible.next)
             self._pins[state] = state.first
+            if self.feed is not None:
+                self._pins[state] = oldest
+                state.feed = QueueFeedView(
+                    state.queue, self._descriptor.shard, self.feed, lsn=visible.lsn, last=visible.changed
+                )
             return state
+
+    def maintain_feed(self, now_us: int) -> bool:
+        """See `FeedKeeping`. Its trims need no record."""
+        if self.feed is not None:
+            state = self.snapshot()  # keeps the files
+            try:
+                self.feed.maintain(self.queue, self._visible().lsn, now_us)
+            finally:
+                state.close()
+        return False
 
     def unpin(self, state: QueueState) -> None:
         with self._pin_lock:
@@ -236,14 +277,20 @@ class QueueMachine(Machine):
 
     def _store(self) -> WalStateRecord:
         """Sync the files and commit the progress; return it. Requires: _lock."""
-        lsn, floor, following = self._progress[0]
-        state = WalStateRecord(lsn, lsn, lsn, lsn, detail=_STORED.pack(floor, following))
-        if self._stored != lsn:
+        lsn, floor, following, _ = self._progress[0]
+        feed, detail = self.feed, _STORED.pack(floor, following)
+        left = None if feed is None else feed.floor
+        if left is not None:
+            detail += _STORED_FEED.pack(*left)
+        state = WalStateRecord(lsn, lsn, lsn, lsn, detail=detail)
+        if self._stored != lsn or (feed is not None and feed.committed != left):
             self.queue.sync()
             txn = self._context.manifest.begin_write()
             txn.put_wal_state(self._key, state)
             txn.commit()
             self._stored = lsn
+            if feed is not None and left is not None:
+                feed.committed = left
         return state
 
     @contextmanager
@@ -257,7 +304,9 @@ class QueueMachine(Machine):
                 progress, following = self._store(), self._progress[0].next
                 # Data files only grow, so that they can be copied later. The manifest changes in place.
                 files, copied = self.queue.contents()
-            yield PartitionContent(progress.stored_lsn, following - 1, ((0, progress),), (), files, copied)
+            yield PartitionContent(
+                progress.stored_lsn, following - 1, ((0, progress),), (), files, copied, damaged=self.damaged_files
+            )
         finally:
             state.close()
 
@@ -266,6 +315,20 @@ class QueueMachine(Machine):
         with self._lock:
             self.queue.sync()
             return [file._replace(path=f"{self.folder}/{file.path}") for file in self.queue.own_files()]
+
+    def sealed_files(self) -> list[SealedFile]:
+        """Return the data files that get no more messages, as the queue's manifest lists them."""
+        return [
+            SealedFile(
+                number=int(entry.path.rpartition("/")[2].removesuffix(DATA_SUFFIX)),
+                path=f"{self.folder}/{entry.path}",
+                size=entry.size,
+                rows=entry.end_sequence + 1 - entry.start_sequence,
+                start=KEY.pack(entry.start_sequence),
+                end=KEY.pack(entry.end_sequence + 1),
+            )
+            for entry in self.queue.view.files
+        ]
 
     def damaged_files(self) -> list[tuple[str, str]]:
         """Read every file; return (path, reason) for each damage."""
@@ -282,9 +345,12 @@ class QueueMachine(Machine):
                 self.queue.collect()
                 self._collect_staged()
                 self._collected = True
+            needed = [] if self.feed is None else [self.feed.needed_from(self.queue)]
             with self._pin_lock:  # a later snapshot begins at a floor that is not below this one
-                before = min([self._visible().floor, *self._pins.values()])
+                before = min([self._visible().floor, *self._pins.values(), *needed])
             if before > self.queue.first_sequence:
+                if self.feed is not None:
+                    self._store()  # first: files of changes that a reader may want must not go
                 self.queue.trim(before_sequence=before)
 
     def _collect_staged(self) -> None:
@@ -314,9 +380,11 @@ class QueueState(ShardSnapshot):
         self._partition = partition
         self.first = first
         self.next = next_sequence
+        self.feed: QueueFeedView | None = None
         self._headers = machine.takes_headers  # whether scans have the column
 
-    def _queue(self) -> PersistentQueue:
+    def queue(self) -> PersistentQueue:
+        """Return the queue; `Closed` if the snapshot, or the queue, was closed."""
         if self._machine is None:
             raise Closed("the snapshot was closed: take another")
         if self._machine.closed:
@@ -332,7 +400,7 @@ class QueueState(ShardSnapshot):
         low = sequence_of(key)
         if not self.first <= low < self.next:
             return None
-        payload: bytes = self._queue().read(low, limit_messages=1)[0].payloads[0].as_py()
+        payload: bytes = self.queue().read(low, limit_messages=1)[0].payloads[0].as_py()
         return payload
 
     def scan(self, start: bytes, end: bytes | None, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
@@ -350,7 +418,7 @@ class QueueState(ShardSnapshot):
     def _batches(self, low: int, high: int) -> Iterator[Any]:
         while low < high:
             # Limited by bytes alone, so that a record of very many messages is decoded once.
-            batches = self._queue().read(low, limit_messages=high - low, limit_bytes=SCAN_BYTES)
+            batches = self.queue().read(low, limit_messages=high - low, limit_bytes=SCAN_BYTES)
             if not batches:
                 raise CorruptionError(self._folder, 0, f"message {low} is not in the files, but {high} comes next")
             for batch in batches:
@@ -363,7 +431,7 @@ class QueueState(ShardSnapshot):
 
     def pieces(self, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         """Divide a key range into `count` pieces with similar numbers of messages."""
-        view, folder = self._queue().view, self._folder
+        view, folder = self.queue().view, self._folder
         first = max(self.first, sequence_of(start))
         last = max(first, self.next if end is None else min(self.next, sequence_of(end)))
         borders = [first + (last - first) * index // count for index in range(count)] + [last]

@@ -10,11 +10,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from penstock.arguments import TIME_US_MAX, TIME_US_MIN
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
@@ -27,6 +26,7 @@ from penstock.lsm.rows import (
     fixed_array,
     offsets_of,
 )
+from penstock.queue.coding import FLAGS_CODED, PREFIX, BodyCoding
 from penstock.queue.headers import (
     HEADERS,
     check_column,
@@ -37,8 +37,9 @@ from penstock.queue.headers import (
     from_arrow,
 )
 
-PREFIX = struct.Struct("<QqIHH")  # lsn, record time, count, flags, reserved
-assert PREFIX.size == 24
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _FLAG_TIMES = 1  # there is a column of times
 _FLAG_KEYS = 2  # there is a column of keys
 _FLAG_NULLS = 4  # and some messages have no key
@@ -343,10 +344,16 @@ class MessageBatch:
         return pa.record_batch(columns, schema=SCHEMA_WITH_HEADERS)
 
 
-def decode_batch(record: Record, *, path: str, offset: int) -> MessageBatch:
-    """Decode the messages of a record; `path` and `offset` are for error messages only."""
+def decode_batch(record: Record, *, path: str, offset: int, coding: BodyCoding | None = None) -> MessageBatch:
+    """Decode the messages of a record; `path` and `offset` are for error messages only.
+
+    Without `coding` a compressed or sealed record is refused: only files hold them.
+    """
     body = record.body
     lsn, time_us, count, flags, _ = PREFIX.unpack_from(body)
+    if coding is not None and flags & FLAGS_CODED:
+        body = coding.decode(body, path, offset)
+        flags &= ~FLAGS_CODED
     at = PREFIX.size
     if flags & ~FLAGS_KNOWN:
         raise UnsupportedVersion(f"{path} has a batch of messages with the flags {flags}: upgrade Penstock to read it")

@@ -1,4 +1,4 @@
-"""The options of a queue: how long it keeps its messages, and whether they have headers; `alter` changes them.
+"""The options of a queue: how long it keeps its messages, whether they have headers, its change feed.
 
 Thread: immutable values.
 Invariant: every `Retention` has passed its checks, and can always be decoded from its bytes.
@@ -6,12 +6,14 @@ Invariant: every `Retention` has passed its checks, and can always be decoded fr
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from penstock.arguments import in_short, seconds, whole
 from penstock.errors import CorruptionError, Invalid
+from penstock.kinds.changes import ChangeOptions
 
 AGE_S_MAX = 1e11
 BYTES_MAX = (1 << 62) - 1
@@ -42,16 +44,17 @@ class QueueOptions(msgspec.Struct, frozen=True, array_like=True):
 
     retention: Retention = Retention()
     headers: bool = False  # whether its messages may have headers; once True it stays
+    changes: ChangeOptions | None = None  # of its change feed; chosen when it is created
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(QueueOptions)
 
 
-def queue_options(retention: Any, headers: bool = False) -> QueueOptions:
+def queue_options(retention: Any, headers: bool = False, changes: ChangeOptions | None = None) -> QueueOptions:
     """Build the options of a queue from plain values; `Invalid` if `retention` is not a `Retention`."""
     if retention is None:
-        return QueueOptions(headers=headers)
+        return QueueOptions(headers=headers, changes=changes)
     if not isinstance(retention, Retention):
         raise Invalid(f"retention is a Retention(age_s=, bytes_max=, acknowledged=), not {in_short(retention)}")
     age_s, bytes_max = retention.age_s, retention.bytes_max
@@ -60,12 +63,14 @@ def queue_options(retention: Any, headers: bool = False) -> QueueOptions:
         bytes_max=None if bytes_max is None else int(bytes_max),
         acknowledged=retention.acknowledged,
     )
-    return QueueOptions(plain, headers)
+    return QueueOptions(plain, headers, changes)
 
 
 def encode_queue_options(options: QueueOptions) -> bytes:
-    """Encode options for the ledger; without headers, as before there were any."""
-    return _encode(options) if options.headers else _encode((options.retention,))
+    """Encode options for the ledger; without headers or a change feed, as before there were any."""
+    if options.changes is not None:
+        return _encode(options)
+    return _encode((options.retention, True)) if options.headers else _encode((options.retention,))
 
 
 def decode_queue_options(data: bytes) -> QueueOptions:
@@ -82,6 +87,18 @@ def has_headers(data: bytes) -> bool:
         return decode_queue_options(data).headers
     except CorruptionError:
         return False
+
+
+def feed_options(data: bytes) -> ChangeOptions | None:
+    """Return the options of a queue's change feed, by its options; None if it has none, or if none can be in them."""
+    try:
+        return decode_queue_options(data).changes
+    except CorruptionError:
+        with suppress(msgspec.DecodeError):
+            parts = msgspec.msgpack.decode(data)
+            if isinstance(parts, list) and len(parts) < len(QueueOptions.__struct_fields__):
+                return None  # an early version stored a retention that is no longer accepted
+        raise
 
 
 def no_headers(name: str) -> Invalid:

@@ -29,12 +29,14 @@ import pyarrow as pa
 from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, Poisoned, ProcessLimit, Restore
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.file_errors import is_disk_full
+from penstock.host.file_errors import is_disk_full, unreadable
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
 from penstock.kinds import OwnFile
-from penstock.log.record import encoded_size
+from penstock.log.record import Record, encoded_size
 from penstock.queue.chain import FileChain, QueueRepair, QueueSettings
+from penstock.queue.coding import PLAIN_CODING, BodyCoding
+from penstock.queue.files import KIND_TRIM, encode_trim
 from penstock.queue.messages import SCHEMA, MessageBatch, Messages, stamped
 from penstock.queue.qmft import QmftWriter
 from penstock.queue.reading import FilesView, QueueReader, Span
@@ -70,8 +72,10 @@ class PersistentQueue:
         settings: QueueSettings,
         identity: bytes,
         cut_after_lsn: int | None,
+        coding: BodyCoding,
     ) -> None:
         self._fs = fs
+        self._coding = coding
         self._folder = folder
         self._clock = clock
         self._cut_after_lsn = cut_after_lsn  # None: standalone
@@ -79,7 +83,7 @@ class PersistentQueue:
             fs, folder, random=random, settings=settings, identity=identity, of_shard=cut_after_lsn is not None
         )
         self._view = FilesView()  # replaced whole, never changed: readers use it without a lock
-        self._reader = QueueReader(fs, folder, identity)
+        self._reader = QueueReader(fs, folder, identity, coding)
         self._failure: Exception | None = None
         self._closed = False
         self.repair: QueueRepair | None = None
@@ -95,6 +99,7 @@ class PersistentQueue:
         settings: QueueSettings | None = None,
         identity: bytes = bytes(16),
         cut_after_lsn: int | None = None,
+        coding: BodyCoding = PLAIN_CODING,
     ) -> PersistentQueue:
         """Open or create the queue in `folder`. Requires: nobody else has it open.
 
@@ -111,6 +116,7 @@ class PersistentQueue:
             settings=settings or QueueSettings(),
             identity=identity,
             cut_after_lsn=cut_after_lsn,
+            coding=coding,
         )
         queue.repair = queue._files.open(cut_after_lsn)
         queue._show()
@@ -142,6 +148,11 @@ class PersistentQueue:
     def last_lsn(self) -> int:
         """Every record up to this LSN was appended, or precedes the queue; the next LSN must be higher."""
         return max(self._files.position.last_lsn, self._cut_after_lsn or 0)
+
+    @property
+    def changed_lsn(self) -> int:
+        """The LSN of the last record in the files, or before them."""
+        return self._files.position.last_lsn
 
     def statistics(self) -> QueueStatistics:
         view = self._view
@@ -198,6 +209,23 @@ class PersistentQueue:
         """Return the first sequence whose record has this time or a later one; the next sequence if there is none."""
         return self._read_view(lambda view: self._reader.seek_time(view, time_us))
 
+    def changes(self, lsn: int) -> Iterator[tuple[int, Record]]:
+        """Yield the records of messages and trims from an LSN on, each with the bytes of the files from it on.
+
+        Requires: its files are not removed meanwhile.
+        """
+        return self._reader.changes(self._readable(), lsn)
+
+    def message_records(self, low: int, high: int) -> Iterator[Record]:
+        """Yield the records that hold the messages [low, high). Requires: as for `changes`, and they are there."""
+        return self._reader.message_records(self._readable(), low, high)
+
+    def first_since(self, lsn: int) -> int:
+        """Return the first sequence of the oldest file with a record of this LSN or a later one."""
+        if self.changed_lsn < lsn:
+            return self.next_sequence
+        return self._read_view(lambda view: view.span(self._reader.files_before_lsn(view, lsn)).first)
+
     def first_within(self, bytes_max: int) -> int:
         """Return the first sequence of the newest whole files that together take at most `bytes_max`."""
         view = self._view
@@ -243,21 +271,39 @@ class PersistentQueue:
             raise Invalid(f"a record's time is in microseconds from 1970 to 9999, not {time}")
         return max(time, self._files.position.last_time_us)  # a clock that was set back must not put files out of order
 
-    def append_bodies(self, bodies: Sequence[bytes | memoryview], *, lsn: int, time_us: int) -> int:
-        """Write encoded batches as records of one LSN, visible together; return the first message's sequence."""
+    def append_bodies(
+        self,
+        bodies: Sequence[bytes | memoryview],
+        *,
+        lsn: int,
+        time_us: int,
+        trimmed: tuple[int, int] | None = None,
+    ) -> int:
+        """Write encoded batches as records of one LSN, visible together; return the first message's sequence.
+
+        `trimmed`, for a change feed: the first message before and after a trim, which is written before them.
+        """
         with self._writing():
             files, first = self._files, self._files.position.next_sequence
             if lsn <= self.last_lsn:
                 raise Invalid(f"LSN {lsn} is already in {self._folder}, which holds all up to {self.last_lsn}")
             time = self._record_time(time_us)
-            size = sum(encoded_size(len(body)) for body in bodies)
+            trim = None if trimmed is None else encode_trim(*trimmed, lsn=lsn, time_us=time)
+            coded = [self._coding.encode(stamped(body, lsn=lsn, time_us=time)) for body in bodies]
+            size = sum(encoded_size(len(body)) for body in coded) + (0 if trim is None else encoded_size(len(trim)))
             file = files.file_for(size, time)  # one file for all: no LSN spans two
             with file.file.pin(), self._refused_if_full(), file.whole():
                 file.claim(size)
-                for body in bodies:
-                    file.write(stamped(body, lsn=lsn, time_us=time), synced=files.synced.next_sequence - 1)
+                if trim is not None:
+                    file.write(trim, synced=files.synced.next_sequence - 1, kind=KIND_TRIM)
+                for body in coded:
+                    file.write(body, synced=files.synced.next_sequence - 1)
             self._show()
             return first
+
+    def opened(self, record: Record) -> bytes:
+        """Return the body of a record of messages as it was before it was compressed and sealed."""
+        return self._coding.decode(record.body, self._folder, 0)
 
     def show(self) -> None:
         """Make all that was appended visible, after an interrupt kept `append_bodies` from it."""
@@ -371,6 +417,9 @@ class PersistentQueue:
             return [(error.path, error.reason)]
         except Restore as error:
             return [(self._folder, str(error))]
+        except OSError as error:
+            damage = unreadable(error, self._folder)
+            return [(damage.path, damage.reason)]
         return []
 
     def damaged_files(self) -> list[tuple[str, str]]:

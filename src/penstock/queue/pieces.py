@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock.errors import CorruptionError
 from penstock.host.os_files import OsFileSystem
+from penstock.queue.coding import BodyCoding, lent_coding, partition_of
 from penstock.queue.files import KIND_MESSAGES, DataReader
 from penstock.queue.messages import decode_batch
 from penstock.queue.reading import FilesView
@@ -65,16 +66,19 @@ def read_piece(detail: bytes, low: int, high: int, root: str, identity: bytes) -
         files = [(span, DataReader.open(fs, folder, span.path, identity)) for span in described.spans]
     except FileNotFoundError:
         return None
-    return gathered(_batches(files, low, high, folder, described.headers))
+    coding = lent_coding(identity, partition_of(folder))
+    return gathered(_batches(files, low, high, folder, described.headers, coding))
 
 
-def _batches(files: list[tuple[_Span, DataReader]], at: int, end: int, folder: str, headers: bool) -> Iterator[Any]:
+def _batches(  # noqa: PLR0917
+    files: list[tuple[_Span, DataReader]], at: int, end: int, folder: str, headers: bool, coding: BodyCoding
+) -> Iterator[Any]:
     for span, reader in files:
         offset = span.offset or reader.index(span.size).before(at)
         for record_offset, record in reader.records(offset, span.size):
             if record.kind != KIND_MESSAGES:
                 continue
-            batch = decode_batch(record, path=reader.file.path, offset=record_offset)
+            batch = decode_batch(record, path=reader.file.path, offset=record_offset, coding=coding)
             if batch.next <= at:
                 continue
             if batch.first > at:

@@ -19,14 +19,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.partition.ledger import KindCondition, Verdict, kind_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 WINDOW = 4_096  # messages above the floor of a shard that can be leased or acknowledged
 DELIVERIES_MAX = 255  # where the count stops

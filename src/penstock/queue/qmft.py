@@ -18,14 +18,17 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import DiskFull, Invalid, ManifestCorrupted, ManifestNotFound, UnsupportedManifestVersion
 from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import publish
 from penstock.host.files import FileSystem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAGIC = b"QMFT"
 VERSION = 1

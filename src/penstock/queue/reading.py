@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import CorruptionError, UnsupportedVersion
+from penstock.host.file_errors import unreadable
 from penstock.host.files import FileSystem
 from penstock.host.threads import lock
-from penstock.log.record import encoded_size
-from penstock.queue.files import KIND_MESSAGES, OPENING_BYTES, DataReader, FileIndex, Opening
-from penstock.queue.messages import PREFIX, MessageBatch, decode_batch
+from penstock.log.record import Record, encoded_size
+from penstock.queue.coding import PLAIN_CODING, PREFIX, BodyCoding, lent_coding, partition_of
+from penstock.queue.files import KIND_MESSAGES, KIND_TRIM, OPENING_BYTES, DataReader, FileIndex, Opening
+from penstock.queue.messages import MessageBatch, decode_batch
 from penstock.queue.qmft import FileTable, data_files
 
 _OPEN_FILES_MAX = 16
@@ -67,7 +70,8 @@ class FilesView:
 class QueueReader:
     """Finds and decodes records for readers."""
 
-    def __init__(self, fs: FileSystem, folder: str, identity: bytes) -> None:
+    def __init__(self, fs: FileSystem, folder: str, identity: bytes, coding: BodyCoding = PLAIN_CODING) -> None:
+        self._coding = coding
         self._fs = fs
         self._folder = folder
         self._identity = identity
@@ -109,7 +113,7 @@ class QueueReader:
         for at, record in reader.records(offset, span.size, past_damage=past_damage, read_bytes=read_bytes):
             if record.kind != KIND_MESSAGES or record.index + PREFIX.unpack_from(record.body)[2] <= start:
                 continue
-            batch = decode_batch(record, path=reader.file.path, offset=at)
+            batch = decode_batch(record, path=reader.file.path, offset=at, coding=self._coding)
             reader.hint = (batch.next, at + encoded_size(len(record.body)))  # a guess at where the next read begins
             yield batch
 
@@ -137,6 +141,50 @@ class QueueReader:
                 high = middle
         return low
 
+    def files_before_lsn(self, view: FilesView, lsn: int) -> int:
+        """Count the oldest sealed files that hold only records of lower LSNs. Opens at most about twenty."""
+        low, high = 0, len(view.files)
+        while low < high:
+            middle = (low + high) // 2
+            following = view.span(middle + 1)
+            if following.path and self.opening(following.path).last_lsn < lsn:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def changes(self, view: FilesView, lsn: int) -> Iterator[tuple[int, Record]]:
+        """Yield the records of messages and trims from an LSN on, each with the bytes of the files from it on."""
+        first = self.files_before_lsn(view, lsn)
+        left = int(view.files.sizes[first:].sum()) + view.active.size
+        for number in range(first, len(view.files) + bool(view.active.path)):
+            span = view.span(number)
+            reader = self._of(span)
+            start = reader.before_lsn(lsn, span.size, span.index) if number == first else OPENING_BYTES
+            for offset, record in reader.records(start, span.size):
+                if record.kind in (KIND_MESSAGES, KIND_TRIM) and PREFIX.unpack_from(record.body)[0] >= lsn:
+                    yield left - offset, record
+            left -= span.size
+
+    def message_records(self, view: FilesView, low: int, high: int) -> Iterator[Record]:
+        """Yield the records that hold the messages [low, high). Requires: the view has them."""
+        number = view.files.index_of(low)
+        while low < high:
+            span = view.span(number)
+            reader = self._of(span)
+            start = (span.index or reader.index(span.size)).before(low)
+            for _, record in reader.records(start, span.size):
+                if record.kind == KIND_MESSAGES and record.index < high:
+                    following = record.index + PREFIX.unpack_from(record.body)[2]
+                    if record.index > low:
+                        raise CorruptionError(reader.file.path, 0, f"message {low} is missing")
+                    if following > low:
+                        low = following
+                        yield record
+            if low < min(high, span.next):
+                raise CorruptionError(reader.file.path, span.size, f"message {low} is missing")
+            number += 1
+
     def damage(self, span: Span) -> list[CorruptionError]:
         """Read a file to its end; return what is damaged or missing."""
         damage: list[CorruptionError] = []
@@ -155,6 +203,10 @@ class QueueReader:
             damage.append(error)
         except UnsupportedVersion as error:
             damage.append(CorruptionError(f"{self._folder}/{span.path}", 0, str(error)))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            damage.append(unreadable(error, f"{self._folder}/{span.path}"))
         return damage
 
     def opening(self, path: str) -> Opening:
@@ -194,19 +246,20 @@ def _within(batch: MessageBatch, limit_messages: int, limit_bytes: int, *, first
 
 def rows_in_files(fs: FileSystem, folder: str, identity: bytes) -> Iterator[Any]:
     """Yield record batches of every message that can be read in a queue's folder, each once, without its manifest."""
-    following = 0
+    following, coding = 0, lent_coding(identity, partition_of(folder))
     for path in sorted(data_files(fs, folder), key=lambda path: path.rpartition("/")[2]):
         try:
             reader = DataReader.open(fs, folder, path, identity)
         except (CorruptionError, UnsupportedVersion, OSError):
             continue
-        for offset, record in reader.records(OPENING_BYTES, reader.file.size(), past_damage=True):
-            if record.kind != KIND_MESSAGES or record.index < following:
-                continue  # a file that continues after a failure repeats the end of the one before
-            try:
-                batch = decode_batch(record, path=reader.file.path, offset=offset)
-            except (CorruptionError, UnsupportedVersion):
-                continue
-            following = batch.next
-            yield batch.record_batch(headers=batch.messages.headers is not None)
+        with suppress(OSError):  # the rest of this file cannot be read; the caller knows that some may be missing
+            for offset, record in reader.records(OPENING_BYTES, reader.file.size(), past_damage=True):
+                if record.kind != KIND_MESSAGES or record.index < following:
+                    continue  # a file that continues after a failure repeats the end of the one before
+                try:
+                    batch = decode_batch(record, path=reader.file.path, offset=offset, coding=coding)
+                except (CorruptionError, UnsupportedVersion):
+                    continue
+                following = batch.next
+                yield batch.record_batch(headers=batch.messages.headers is not None)
         reader.file.close()

@@ -19,7 +19,8 @@ import pyarrow as pa
 from penstock.errors import CorruptionError
 from penstock.journal.partitions import PartitionId, shards_of
 from penstock.partition.pending import PendingDelta
-from penstock.queue.messages import PREFIX, Messages, encode_payloads
+from penstock.queue.coding import PREFIX
+from penstock.queue.messages import Messages, encode_payloads
 
 MESSAGES, TRIM = 0, 1
 RUN_BYTES = 8 << 20  # of single messages that form one batch
@@ -33,36 +34,45 @@ Body: TypeAlias = bytes | memoryview  # a batch, encoded
 
 
 class Puts:
-    """Pending messages of a shard."""
+    """Pending messages of a shard.
 
-    __slots__ = ("_bodies", "_count", "_open", "_parts", "first", "lsn")
+    Each insert is one append to a list, and all numbers follow from the lists: an interrupt between any two lines
+    leaves a message in the section and counted, or neither.
+    """
+
+    __slots__ = ("_bodies", "_open", "_open_index", "_parts", "first", "lsn")
 
     def __init__(self) -> None:
         self._bodies: list[bytes] | None = None  # once it is encoded: it no longer changes then
-        self._parts: list[bytes | list[Message]] = []
+        self._parts: list[tuple[int, bytes | list[Message]]] = []  # each with the index of its first message
         self._open: list[Message] | None = None  # the last part, if single messages may be added to it
-        self._count = 0
+        self._open_index = 0
         self.first: int | None = None  # the sequence of the first message, once they are applied
         self.lsn = 0  # of their record, once they are applied
 
     def __len__(self) -> int:
-        return self._count
+        if not self._parts:
+            return 0
+        index, part = self._parts[-1]
+        return index + (PREFIX.unpack_from(part)[2] if isinstance(part, bytes) else len(part))
 
     def add(self, message: Message) -> int:
         """Append one message and return its index in this section."""
-        if self._open is None:
-            self._open = []
-            self._parts.append(self._open)
-        self._open.append(message)
-        self._count += 1
-        return self._count - 1
+        last = self._open
+        if last is None:
+            last = []
+            self._open_index = len(self)
+            self._parts.append((self._open_index, last))
+            self._open = last  # after it is in its place
+        last.append(message)
+        return self._open_index + len(last) - 1
 
     def add_many(self, batch: Messages | bytes) -> int:
         """Append a batch, which may be `encoded` already, and return the index of its first message."""
         body = batch if isinstance(batch, bytes) else encoded(batch)
         self._open = None
-        self._parts.append(body)
-        index, self._count = self._count, self._count + PREFIX.unpack_from(body)[2]
+        index = len(self)
+        self._parts.append((index, body))
         return index
 
     def get(self, key: bytes) -> None:
@@ -72,7 +82,7 @@ class Puts:
         """Return the batches, encoded once for the journal and apply, without LSN and time. Requires: sealed."""
         if self._bodies is None:
             bodies: list[bytes] = []
-            for part in self._parts:
+            for _, part in self._parts:
                 bodies += [part] if isinstance(part, bytes) else map(_encode_run, _runs(part))
             self._bodies = bodies
         return self._bodies

@@ -14,6 +14,7 @@ import msgspec
 from penstock.errors import CorruptionError, Invalid, OutcomeUnknown, PartitionPaused, PenstockError, WaitExpired
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Host, partitions_of
+from penstock.lsm.maintenance import COMPANION
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
 from penstock.queue.calls import (
@@ -29,7 +30,7 @@ from penstock.queue.headers import header_bytes
 from penstock.queue.machine import QueueMachine
 from penstock.queue.options import Retention, decode_queue_options, has_headers, no_headers
 from penstock.queue.positions import decode_row, parse_row_key, rows_of
-from penstock.queue.retention import trim_before
+from penstock.queue.retention import strictest, trim_before
 from penstock.queue.validation import check_request
 
 logger = logging.getLogger(__name__)
@@ -87,8 +88,9 @@ class QueueService:
             raise Invalid(f"a queue has no call {name!r}")
         check_request(self._info, request)
         if name == "get":  # whoever got a message of a batch must find its other messages, too
-            for partition in self._partitions:
-                self._host.machine(partition, max(GET_WAIT_S, request.timeout_s or 0.0))
+            deadline_s = self._host.clock.monotonic_s() + max(GET_WAIT_S, request.timeout_s or 0.0)
+            for partition in self._partitions:  # all of them within one wait
+                self._host.machine(partition, max(0.0, deadline_s - self._host.clock.monotonic_s()))
         return answer(request)
 
     # -- messages
@@ -168,7 +170,7 @@ class QueueService:
         positions = []
         for key, row in self._host.ledger_rows(rows_of(self._info.table_id)):
             shard, consumer = parse_row_key(self._info.table_id, key)
-            if call.consumer in ("", consumer):
+            if shard < COMPANION and call.consumer in ("", consumer):  # above it: of its change feed
                 position, machine = decode_row(row), self._machine(self._partitions[shard])
                 position = position if position.mode == "streamed" else position.raised(machine.first)
                 lag = max(0, machine.next - max(position.floor, machine.first) - int(position.flags().sum()))
@@ -207,7 +209,8 @@ class QueueService:
         """Trim by the retention, then remove unneeded files. A failing shard does not stop the others."""
         self._deliveries.maintain()
         failure: Exception | None = None
-        retention = _retention_of(self._latest())
+        latest = self._latest()
+        retention = strictest(_retention_of(latest), latest.storage_options.retention)
         for shard in range(len(self._partitions)):
             try:
                 self._maintain(shard, retention)
@@ -229,6 +232,8 @@ class QueueService:
         floors: dict[str, int] = {}
         for key, row in self._host.ledger_rows(rows_of(self._info.table_id)):
             row_shard, consumer = parse_row_key(self._info.table_id, key)
+            if row_shard >= COMPANION:
+                continue  # of its change feed, which has a retention of its own
             floors.setdefault(consumer, 1)
             if row_shard == shard:
                 floors[consumer] = decode_row(row).floor

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import Invalid
-from penstock.host.file_operations import make_dirs
-from penstock.host.files import File, FileSystem
-from penstock.host.paths import parent
+from penstock.host.files import FileSystem
 from penstock.journal.partitions import PartitionId, shards_of
-from penstock.kinds import BuildContext, PreparedRows, partitions_of
+from penstock.kinds import BuildContext, PreparedRows, partitions_of, staged_content
 from penstock.log.record import KIND_DATA, Index, Record
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, is_binary
 from penstock.partition.ledger import TableInfo
@@ -40,12 +37,7 @@ STAGED_WITH_HEADERS = STAGED_SCHEMA.append(pa.field("headers", HEADERS))  # of a
 
 def staged_batches(fs: FileSystem, path: str) -> Iterator[Any]:
     """Return the record batches of a staged file; `Invalid` if it is malformed."""
-    file = fs.open(path)
-    try:
-        data = file.pread(file.size(), 0)
-    finally:
-        file.close()
-    yield from validated_batches(data, (STAGED_SCHEMA, STAGED_WITH_HEADERS), path)
+    yield from validated_batches(staged_content(fs, path), (STAGED_SCHEMA, STAGED_WITH_HEADERS), path)
 
 
 INLINE_BYTES_MAX = 1 << 20  # of messages that are sent as sections
@@ -126,6 +118,8 @@ class MessageLoader:
 
     def _staged(self, batch: Any) -> Any:
         """Check a batch and convert it to the schema of staged files."""
+        import pyarrow.compute as pc
+
         names, count = batch.schema.names, batch.num_rows
         payload = batch.column("payload")
         if payload.null_count:
@@ -162,22 +156,15 @@ class MessageLoader:
         parts = self._held.pop(partition)
         self._bytes[partition] = 0
         staged = self._context.reserve(partition, 1)[0]
-        path = f"{self._context.root}/{staged.file_name}"
-        make_dirs(self._fs, parent(path))
-        file = self._fs.create(path)
-        try:
-            self._fill(file, parts)
-        finally:
-            file.close()
+        self._context.write_file(partition, staged, self._arrow_file(parts))
         self._done.append(self._load(partition, staged, sum(part.num_rows for part in parts)))
 
-    def _fill(self, file: File, parts: list[Any]) -> None:
+    def _arrow_file(self, parts: list[Any]) -> memoryview:
         out = pa.BufferOutputStream()
         with pa.ipc.new_file(out, self._schema) as writer:
             for part in parts:
                 writer.write_batch(part)
-        file.pwrite(out.getvalue(), 0)
-        file.fsync()
+        return memoryview(out.getvalue())
 
     def _load(self, partition: PartitionId, staged: StagedFile, rows: int) -> PreparedRows:
         return PreparedRows(partition, file=sealed(self._fs, self._context.root, staged), rows=rows)

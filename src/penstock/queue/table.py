@@ -26,6 +26,7 @@ from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
 from penstock.queue.calls import ConsumerSummary, LeasedMessage, QueueCall, QueueTotals, ShardBounds
+from penstock.queue.changes import change_schema
 from penstock.queue.headers import HEADERS, checked_headers, dicts, header_bytes
 from penstock.queue.machine import KEY
 from penstock.queue.messages import TIME, Messages, encode_payloads
@@ -33,6 +34,7 @@ from penstock.queue.options import (
     Retention,
     decode_queue_options,
     encode_queue_options,
+    feed_options,
     has_headers,
     no_headers,
     queue_options,
@@ -120,6 +122,10 @@ class QueueView(ReadableTable):
     def schema(self) -> pa.Schema:
         """The Arrow schema: shard, sequence, timestamp, key, payload, and headers if the queue takes them."""
         return table_schema(self._info.options)
+
+    def _change_schema(self) -> pa.Schema | None:
+        options = self._info.options
+        return None if feed_options(options) is None else change_schema(options)
 
     def _partition(self, shard: int) -> PartitionId:
         return self._partitions[whole(shard, f"a shard of queue {self.name}", 0, self.shards - 1)]
@@ -418,7 +424,8 @@ class QueueTable(QueueView, WritableTable):
             info = self._latest()
             now = decode_queue_options(info.options)
             wanted = now.headers if headers is None else flag(headers, "headers")
-            options = encode_queue_options(queue_options(now.retention if retention is None else retention, wanted))
+            kept = now.retention if retention is None else retention
+            options = encode_queue_options(queue_options(kept, wanted, now.changes))
             if info.options == options or self._port.alter(info, options).options == options:
                 self._latest()
                 return

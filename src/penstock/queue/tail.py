@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.errors import CorruptionError
 from penstock.log.record import HEADER, Record
-from penstock.queue.files import KIND_MESSAGES, DataReader, FilePosition
+from penstock.queue.files import KIND_MESSAGES, KIND_TRIM, DataReader, FilePosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def scan_tail(reader: DataReader, position: FilePosition, cut_after_lsn: int | N
             if cut_after_lsn is not None and behind.last_lsn > cut_after_lsn:
                 break
             position = behind
-            if record.kind == KIND_MESSAGES:
+            if record.kind in (KIND_MESSAGES, KIND_TRIM):
                 unsynced.append((record, position))
             while unsynced and (cut_after_lsn is not None or unsynced[0][0].index <= record.synced):
                 trusted = unsynced.popleft()[1]
@@ -66,7 +66,7 @@ def _refuse_damage(
         # A store syncs a record before it records its LSN as stored; so a record with such an LSN was complete once.
         _, _, kind, _, _, incarnation, index, _ = HEADER.unpack_from(rest)
         (lsn,) = struct.unpack_from("<Q", rest, HEADER.size)
-        ours = (kind, incarnation, index) == (KIND_MESSAGES, reader.opening.file_sequence, expected)
+        ours = kind in (KIND_MESSAGES, KIND_TRIM) and (incarnation, index) == (reader.opening.file_sequence, expected)
         synced = ours and position.last_lsn <= lsn <= cut_after_lsn
     if synced:
         reason = f"the record of message {expected} was synced, but {error.reason}"

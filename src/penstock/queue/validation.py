@@ -18,21 +18,22 @@ import pyarrow as pa
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.log.record import KIND_DATA, Index, Record
+from penstock.lsm.maintenance import COMPANION
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, offsets_of
 from penstock.partition.ledger import TableInfo
 from penstock.queue import section
 from penstock.queue.calls import QueueCall, decode_call
+from penstock.queue.coding import PREFIX
 from penstock.queue.headers import checked_headers
 from penstock.queue.messages import (
     BATCH_MESSAGES_MAX,
     FLAG_HEADERS,
     FLAGS_KNOWN,
-    PREFIX,
     TIME_US_END,
     TIME_US_FIRST,
     decode_batch,
 )
-from penstock.queue.options import decode_queue_options, has_headers, no_headers
+from penstock.queue.options import decode_queue_options, feed_options, has_headers, no_headers
 from penstock.queue.positions import (
     ACK,
     DELIVER,
@@ -133,9 +134,16 @@ def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bo
         numbers = [(shard, [sequence]) for shard, sequence in request.positions]
     elif isinstance(request, ForgetConsumer) and request.shards != info.shards:
         raise Invalid(f"queue {info.name} has {info.shards} shards")
+    base = COMPANION if isinstance(request, Move) and _moves_feed(info, numbers) else 0
     for shard, sequences in numbers:
-        if not 0 <= shard < info.shards or any(not 0 < sequence < SEQUENCE_MAX for sequence in sequences):
+        if not base <= shard < base + info.shards or any(not 0 < sequence < SEQUENCE_MAX for sequence in sequences):
             raise Invalid(f"queue {info.name} has no such shard or sequence")
+
+
+def _moves_feed(info: TableInfo, numbers: Sequence[tuple[int, object]]) -> bool:
+    """Whether a move is of a consumer of the change feed of a queue, not of its messages."""
+    of_feed = bool(numbers) and numbers[0][0] >= COMPANION
+    return of_feed and info.kind == "queue" and feed_options(info.options) is not None
 
 
 def check_call(info: TableInfo, argument: bytes) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What members send each other: five messages, as msgpack with a type tag. Nothing in them is ever run or unpickled.
+"""What members send each other: ten messages, as msgpack with a type tag. Nothing in them is ever run or unpickled.
 
 Thread: pure functions.
 Invariant: what `unpack` returns has the right types and an order of entries that a correct member could have sent.
@@ -52,7 +52,46 @@ class NewerTerm(_MemberMessage, frozen=True):
     """The answer to a message of an old term: a leader that was replaced steps down when it gets this."""
 
 
-Message = RequestVote | Vote | Append | Appended | NewerTerm
+class Sound(_MemberMessage, frozen=True):
+    """A member whose leader is silent asks whether it would be elected, before it begins a term (a pre-vote)."""
+
+    last_index: int
+    last_term: int
+    attempt: int
+
+
+class Support(_MemberMessage, frozen=True):
+    """The answer to `Sound`: this member would vote for it."""
+
+    attempt: int
+
+
+class NeedSnapshot(_MemberMessage, frozen=True):
+    """A leader's log begins after this entry: a follower that lacks it must take a snapshot of the leader's store."""
+
+    base_index: int
+    base_term: int
+
+
+class Inquire(_MemberMessage, frozen=True):
+    """A member with a new disk asks what there is: see `joining`."""
+
+    life: int
+
+
+class Known(_MemberMessage, frozen=True):
+    """The answer to `Inquire`."""
+
+    to_life: int  # the life that asked
+    life: int
+    standing: int  # of the member that answers: see `joining`
+    leads: bool
+    last_index: int
+    born: tuple[tuple[str, int], ...] = ()  # the lives that founded the cluster with it
+    founded: bool = False  # one of them brought a store
+
+
+Message = RequestVote | Vote | Append | Appended | NewerTerm | Sound | Support | NeedSnapshot | Inquire | Known
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -72,8 +111,12 @@ def unpack(data: bytes) -> Message:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Invalid(f"a member sent a message that does not decode ({error})") from None
     numbers = [message.term]
-    if isinstance(message, RequestVote):
+    if isinstance(message, RequestVote | Sound):
         numbers += [message.last_index, message.last_term]
+    elif isinstance(message, NeedSnapshot):
+        numbers += [message.base_index, message.base_term]
+    elif isinstance(message, Known):
+        numbers.append(message.last_index)
     elif isinstance(message, Appended):
         numbers.append(message.next_index)
     elif isinstance(message, Append):

@@ -8,8 +8,11 @@ Defects of the library (0.3.17) and the guard against each:
   acknowledgements carry no term                              they do; one of another term is dropped
   a vote that arrives twice counts twice                      votes are counted by member
   a leader that was replaced learns it late                   a message of an old term is answered by the newer term
-  a member that was away forces an election                   a vote is refused while a leader is heard; one that was
-                                                              stopped hears its leader before it asks for votes
+  a member that was away forces an election                   a vote is refused while a leader is heard, and a member
+                                                              asks whether it would win before it begins a term
+  a member with a new disk votes as if it had forgotten       it joins first (`joining`)
+    nothing
+  a member that is behind the leader's log stays so           it is told to take a snapshot
   an apply that raises is tried for ever                      nothing is applied here: readers follow `committed`
   all entries are sent at once to one that is behind          sending stops when a peer's buffer is full
   messages and large entries are unpickled                    `messages` has no code to run
@@ -34,17 +37,23 @@ from pysyncobj.transport import Transport
 from penstock.errors import DiskFull, Invalid, NotFound, NotLeader, OutcomeUnknown, PenstockError, ProcessLimit
 from penstock.host.randomness import Random
 from penstock.journal.record import Lsn
+from penstock.replica.joining import FOUNDER, FRESH, JOINING, MEMBER, NO_VOTE, Joining
 from penstock.replica.messages import (
     Append,
     Appended,
+    Inquire,
+    Known,
     Message,
+    NeedSnapshot,
     NewerTerm,
     RequestVote,
+    Sound,
+    Support,
     Vote,
     received_entries,
     sent_entries,
 )
-from penstock.replica.raft_log import RaftLog
+from penstock.replica.raft_log import Command, RaftEntry, RaftLog
 
 LIBRARY_VERSION = "0.3.17"  # the guards know this version from the inside
 APPEND_BYTES = 1 << 20  # of entries in one message, unless a single one is larger
@@ -69,6 +78,20 @@ class Link(Protocol):
 
     def has_room(self, member: str) -> bool:
         """Whether more entries can be sent to a member without piling up."""
+
+
+class FileGate(Protocol):
+    """The files that records refer to: a follower has them before it has the record."""
+
+    def admits(self, body: bytes, leader: str) -> bool:
+        """Whether every file that a record refers to is here, durably; if not, they are fetched from the leader."""
+
+
+class NoFiles:
+    """The gate of a cluster whose records refer to no files."""
+
+    def admits(self, body: bytes, leader: str) -> bool:
+        return True
 
 
 class Proposal:
@@ -111,9 +134,24 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     _SyncObj__raftCurrentTerm: int
 
     def __init__(
-        self, member: str, others: Sequence[str], log: RaftLog, link: Link, *, times: RaftTimes, random: Random
+        self,
+        member: str,
+        others: Sequence[str],
+        log: RaftLog,
+        link: Link,
+        *,
+        times: RaftTimes,
+        random: Random,
+        files: FileGate | None = None,
     ) -> None:
         self.log = log
+        self._files: FileGate = files or NoFiles()
+        self._blocked: RaftEntry | None = None  # an entry whose files are being fetched
+        self._joining = Joining(others, log.state.life) if others and log.state.standing != MEMBER else None
+        self._inquired_s = -1e9
+        self._follows = (0, 0)  # in this term, its leader's entries are here up to this index
+        self.snapshot_from: str | None = None  # the leader whose log begins after what is here
+        self._attempt, self._supporters, self._stands = 0, set[str](), False  # of the pre-vote
         self._link, self._times, self._random = link, times, random
         self._proposals: deque[Proposal] = deque()  # not in the log yet
         self._in_log: deque[Proposal] = deque()
@@ -157,8 +195,17 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
                 self._SyncObj__raftElectionDeadline, now_s + self._times.election_s if self._nodes else 0.0
             )
         self._ticked_s = now_s
+        if self._joining is not None:
+            self._advance_joining(self._joining, now_s)
+        elif self._lacks_founder(self.log.last):
+            self._SyncObj__raftElectionDeadline = now_s + self._times.election_s * 2
+        elif self._nodes and not self._stands and self._SyncObj__raftElectionDeadline < now_s and not self._isLeader():
+            self._sound(now_s)
         busy = bool(self._proposals or self._in_log)
+        stood, self._stands = self._stands, False
         self._onTick(0.0 if busy and not self._nodes else wait_s)  # alone, there is no answer to wait for
+        if stood and self._SyncObj__raftElectionDeadline == 0.0:  # nobody is connected: ask again
+            self._SyncObj__raftElectionDeadline = now_s
         self._send_waiting()
 
     def receive(self, member: str, message: Message) -> None:
@@ -169,15 +216,23 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         current: int = self._SyncObj__raftCurrentTerm
         if message.term > current + TERM_LEAP_MAX:
             raise Invalid(f"{member} is in term {message.term}, this member in {current}: that cannot be")
-        if message.term < current:
+        if isinstance(message, Inquire | Known):
+            self._receive_joining(member, message)
+        elif isinstance(message, Support):
+            self._receive_support(member, message)
+        elif message.term < current:
             self._tell(member, NewerTerm(current))
+        elif isinstance(message, Sound):
+            self._receive_sound(member, message)
         elif isinstance(message, RequestVote):
-            if not self._hears_leader():
+            if self._joining is None and not self._hears_leader() and not self._lacks_founder(message.last_index):
                 self._handle(
                     node, "request_vote", message, last_log_index=message.last_index, last_log_term=message.last_term
                 )
         elif isinstance(message, Append):
             self._receive_append(node, message)
+        elif isinstance(message, NeedSnapshot):
+            self._receive_take(node, message)
         elif message.term > current:
             self._step_down(message.term)
         elif isinstance(message, Appended):
@@ -224,6 +279,10 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         if self._isLeader():
             return min([self.log.committed, *self.matched().values()]) + 1
         return self.needed_from
+
+    def acknowledged(self) -> dict[str, int]:
+        """Return the last index that each other member is known to have; a follower knows what its leader told."""
+        return self.matched() if self._isLeader() else dict.fromkeys(self._nodes, max(0, self.needed_from - 1))
 
     def matched(self) -> dict[str, int]:
         """Return the last index that each other member is known to have. Requires: this member leads."""
@@ -313,10 +372,14 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
             entries = entries[skipped:]
         self._heard_s = self._now()
         self.needed_from = max(self.needed_from, message.needed)
+        if self._is_blocked(node, message):
+            return
         matches = self.log.has(previous, previous_term)
         while matches and entries and self.log.has(entries[0].index, entries[0].term):
             previous, previous_term = entries[0].index, entries[0].term
             entries = entries[1:]
+        if matches:
+            entries = self._up_to_missing_files(node, entries)
         end = entries[-1].index if entries else previous
         self._may_cut = bool(entries)
         self._handle(
@@ -328,6 +391,46 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
             entries=entries,
             commit_index=max(min(message.committed, end), 0) if matches else self.log.committed,
         )
+        if matches:
+            self.snapshot_from, self._follows = None, (self.term, end)
+
+    def _up_to_missing_files(self, node: Node, entries: list[RaftEntry]) -> list[RaftEntry]:
+        """Return the entries before the first whose files are not here yet; those are fetched meanwhile."""
+        for position, entry in enumerate(entries):
+            if isinstance(entry.command, Command) and not self._files.admits(entry.command.body, node.id):
+                self._blocked = entry
+                return entries[:position]
+        return entries
+
+    def _is_blocked(self, node: Node, message: Append) -> bool:
+        """Whether entries wait for files: then the leader is answered, and nothing is appended."""
+        entry = self._blocked
+        if entry is None:
+            return False
+        assert isinstance(entry.command, Command)
+        if message.previous_index < entry.index - 1 or self._files.admits(entry.command.body, node.id):
+            self._blocked = None
+            return False
+        self._handle(node, "append_entries", message, commit_index=min(message.committed, self._matched_here()))
+        self._tell(node.id, Appended(self.term, entry.index, success=False, reset=False))
+        return True
+
+    def _matched_here(self) -> int:
+        """Return the index up to which the entries are known to be those of the leader of this term."""
+        term, index = self._follows
+        return index if term == self.term else self.log.committed
+
+    def _receive_take(self, node: Node, message: NeedSnapshot) -> None:
+        """A leader's log begins too late for this member: take its entries, or a snapshot."""
+        self._heard_s = self._now()
+        self._handle(node, "append_entries", message, commit_index=self.log.committed)
+        upto = max(message.base_index, self.log.committed)  # what is committed here is in the leader's log, too
+        if upto == self.log.committed or self.log.has(message.base_index, message.base_term):
+            self.snapshot_from = None
+            self._tell(node.id, Appended(self.term, upto + 1, success=True, reset=True))
+        else:
+            self.snapshot_from = str(node.id)
+            self._tell(node.id, Appended(self.term, self.log.committed + 1, success=False, reset=True))
 
     def _refuse_append(self, node: Node, message: Append) -> None:
         self._heard_s = self._now()
@@ -358,7 +461,11 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         for name, node in self._nodes.items():
             if node not in self._SyncObj__connectedNodes:
                 continue
-            following, first = max(self._SyncObj__raftNextIndex[node], self.log.base.index + 1), True
+            base = self.log.base
+            if self._SyncObj__raftNextIndex[node] <= base.index:
+                self._link.send(name, NeedSnapshot(self.term, base.index, base.term))
+                continue
+            following, first = self._SyncObj__raftNextIndex[node], True
             while first or (following <= self.log.last and self._link.has_room(name)):
                 try:
                     found = self.log.entries(following, APPEND_BYTES) if following <= self.log.last else []
@@ -383,6 +490,82 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
             waiting, self._outbox = self._outbox, []
             for member, message in waiting:
                 self._link.send(member, message)
+
+    # -- before an election, and before the first one
+
+    def _sound(self, now_s: float) -> None:
+        """Ask the others whether they would elect this member; a term begins only if a quorum would."""
+        self._SyncObj__raftElectionDeadline = now_s + self._SyncObj__generateRaftTimeout()
+        self._attempt, self._supporters = self._attempt + 1, set()
+        last = self.log.last
+        for name in self._nodes:
+            self._tell(name, Sound(self.term, last, self.log.term_at(last), self._attempt))
+
+    def _receive_sound(self, member: str, message: Sound) -> None:
+        last = self.log.last
+        complete = (message.last_term, message.last_index) >= (self.log.term_at(last), last)
+        complete = complete and not self._lacks_founder(message.last_index)
+        if complete and self._joining is None and not self._hears_leader():
+            self._tell(member, Support(self.term, message.attempt))
+
+    def _lacks_founder(self, last_index: int) -> bool:
+        """Whether a log without entries lacks the store that a founder of the cluster brought."""
+        return last_index == 0 and self.log.state.founded
+
+    def _receive_support(self, member: str, message: Support) -> None:
+        if message.attempt == self._attempt and not self._isLeader() and not self._hears_leader():
+            self._supporters.add(member)
+            if len(self._supporters) + 1 > (len(self._nodes) + 1) / 2:
+                self._supporters, self._stands, self._SyncObj__raftElectionDeadline = set(), True, 0.0
+
+    def _advance_joining(self, joining: Joining, now_s: float) -> None:
+        """Find out whether this member may vote now; until then it does not stand."""
+        self._SyncObj__raftElectionDeadline = now_s + self._times.election_s * 2
+        if now_s - self._inquired_s >= self._times.heartbeat_s:
+            self._inquired_s = now_s
+            for name in self._nodes:
+                self._tell(name, Inquire(self.term, self.log.state.life))
+        is_founder, born = self.log.state.standing == FOUNDER, None
+        if is_founder or self.log.last == 0:
+            born = joining.founders(is_founder=is_founder)
+        for name in self._nodes:
+            born = born or joining.counted_by(name)
+        needed = joining.needs(self.leader, self.term)
+        if born is not None or (needed is not None and self._matched_here() >= needed):
+            self.log.join(born or (), founded=joining.has_founder())
+            self._joining = None
+            self._SyncObj__raftElectionDeadline = now_s + self._SyncObj__generateRaftTimeout()
+            return
+        term = joining.term_to_adopt()
+        if term is not None and not joining.adopted:
+            self._SyncObj__setCurrentTerm(max(term, self.term), NO_VOTE)
+            joining.adopted = True
+
+    def _receive_joining(self, member: str, message: Inquire | Known) -> None:
+        if isinstance(message, Known):
+            if self._joining is not None:
+                self._joining.take(member, message)
+            return
+        state = self.log.state
+        standing = FRESH if state.standing == JOINING and self.log.last == 0 else state.standing
+        leads = bool(self._isLeader())
+        self._tell(
+            member,
+            Known(self.term, message.life, state.life, standing, leads, self.log.last, state.born, state.founded),
+        )
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether this member leads, and a follower needs a snapshot of its store."""
+        following = self._SyncObj__raftNextIndex
+        return bool(self._isLeader()) and any(
+            following.get(node, 0) <= self.log.base.index for node in self._nodes.values() if node in following
+        )
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether this member does not vote yet, because its disk is new."""
+        return self._joining is not None
 
     # -- terms
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,11 +26,12 @@ from penstock.host import threads
 from penstock.journal.record import Lsn
 from penstock.log import Log
 from penstock.log.record import KIND_DATA, Record
-from penstock.replica.state import LogBase, StateFile
+from penstock.replica.state import LogBase, RaftState, StateFile, joined
 
 KIND_ENTRY = KIND_DATA + 1  # a record with its term before it
 KIND_NO_OP = KIND_DATA + 2  # an entry of the members themselves, with its term
 CUT_SEGMENTS = 64  # that are dropped at once: the state file names each, and entries wait meanwhile
+LAG_SEGMENTS = 16  # of journal that are kept for a member that is behind; then it gets a snapshot
 CACHE_BYTES = 16 << 20  # of the newest entries, kept in memory to be sent
 _TERM = struct.Struct("<Q")
 
@@ -68,6 +70,8 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
         self._shape = _Shape(self._base(), [], [])
         self._cache: deque[RaftEntry] = deque()  # the newest entries, at least those that are not synced
         self._cache_bytes = 0
+        self.lag_segments = LAG_SEGMENTS
+        self._holds: dict[object, int] = {}  # guarded by _lock: entries that members with a snapshot will need
         self.committed = self.base.index
         for record in log:
             self._note(_entry(record))
@@ -80,6 +84,16 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
         raise CorruptionError("raft", 0, f"the entry before {before + 1}, where the journal begins, is not known")
 
     # -- positions
+
+    @property
+    def state(self) -> RaftState:
+        """What this member must not forget, besides its entries."""
+        return self._state.state
+
+    def join(self, born: tuple[tuple[str, int], ...], *, founded: bool) -> None:
+        """Note, durably, that this member votes from now on."""
+        with self._lock:
+            self._state.save(joined(self._state.state, born, founded=founded))
 
     @property
     def base(self) -> LogBase:
@@ -105,6 +119,15 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
         """Return the LSN of the last record at or before an index."""
         base, _, own = self._shape
         return Lsn(base.lsn + index - base.index - bisect_right(own, index))
+
+    def lsn_known(self, index: int) -> Lsn:
+        """Return the LSN up to which a member has all records whose last entry has this index; 0 if that is unknown."""
+        return self.lsn_at(min(index, self.last)) if index >= self.base.index else Lsn(0)
+
+    def kept_from(self) -> Lsn:
+        """Return the LSN below which records are not kept for a member that is behind."""
+        starts = self.segment_starts()
+        return Lsn(starts[-self.lag_segments] if len(starts) > self.lag_segments else 0)
 
     def index_of(self, lsn: int) -> int:
         """Return the index of a record, or of the next entry if it does not exist yet."""
@@ -204,12 +227,14 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
     def cut_front(self, before_lsn: int, needed_from: int) -> Lsn:
         """Drop records below an LSN, by whole segments; return the LSN of the first that stays.
 
-        Entries from the index `needed_from` on stay, because another member may need them.
+        Entries from the index `needed_from` on stay, because another member may need them; but a member that is
+        behind by more than `lag_segments` does not keep the journal from being cut.
         """
         with self._lock:
             if before_lsn > self.lsn_at(self.last) + 1:
                 raise Invalid(f"cannot drop records before {before_lsn}: the last one is {self.lsn_at(self.last)}")
-            before = min(self.index_of(before_lsn), self.committed + 1, max(needed_from, self._log.first))
+            kept_from = max(self._kept_for_others(needed_from), int(self._log.first))
+            before = min(self.index_of(before_lsn), self.committed + 1, kept_from)
             starts = [start for start in self._log.segment_starts() if self._log.first < start <= before][:CUT_SEGMENTS]
             before = starts[-1] if starts else before
             bases = [LogBase(at - 1, self.term_at(at - 1), self.lsn_at(at - 1)) for at in starts]
@@ -228,6 +253,37 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
                 base = next(base for base in bases if base.index == first - 1)
                 self._shape = _Shape(base, terms, own[bisect_left(own, first) :])
             return Lsn(self.base.lsn + 1)
+
+    def hold(self, index: int) -> Callable[[], None]:
+        """Keep entries from an index on, for a member that takes a snapshot; return what ends that."""
+        key = object()
+        with self._lock:
+            self._holds[key] = index
+
+        def release() -> None:
+            self._holds.pop(key, None)
+
+        return release
+
+    def _kept_for_others(self, needed_from: int) -> int:
+        """Return the index from which entries stay for other members. A member that is far behind gets a snapshot."""
+        starts = self._log.segment_starts()
+        if len(starts) > self.lag_segments:
+            needed_from = max(needed_from, starts[-self.lag_segments])
+        return min([needed_from, *self._holds.values()])
+
+    def copy_to(self, folder: str, first_lsn: int) -> tuple[LogBase, LogBase]:
+        """Write the committed entries from a record on to another folder, as a closed log.
+
+        Returns the entry before its first one, and its last.
+        """
+        last = self.committed
+        first = max(self.base.index + 1, min(self.index_of(first_lsn), last + 1))
+        before, end = (LogBase(at, self.term_at(at), self.lsn_at(at)) for at in (first - 1, last))
+        with self._log.cursor(first) as cursor:
+            records = takewhile(lambda record: record.index <= last, cursor) if first <= last else iter(())
+            self._log.copy_to(folder, first, records)
+        return before, end
 
     def roll(self) -> None:
         with self._lock:
@@ -257,6 +313,13 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
                 return _limited(found, bytes_max)
         with self._log.cursor(first) as cursor:
             return _limited(map(_entry, cursor), bytes_max)
+
+    def bodies(self) -> Iterator[bytes]:
+        """Iterate over all records of the log, committed or not."""
+        with self._log.cursor(self.base.index + 1) as cursor:
+            for record in cursor:
+                if isinstance(command := _entry(record).command, Command):
+                    yield command.body
 
     def records(self, start: int) -> Iterator[tuple[Lsn, bytes]]:
         """Iterate over the committed records from an LSN on."""

@@ -31,11 +31,13 @@ from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.randomness import Random
 from penstock.journal.record import Lsn
+from penstock.journal.tracker import MemberAcks
 from penstock.log import Log
 from penstock.log.record import KIND_DATA, Index, Record, check_bodies
-from penstock.replica.raft import Link, Proposal, Raft, RaftTimes, not_leader
-from penstock.replica.raft_log import RaftLog
-from penstock.replica.state import StateFile
+from penstock.replica.masters import HASH, Masters
+from penstock.replica.raft import FileGate, Link, Proposal, Raft, RaftTimes, not_leader
+from penstock.replica.raft_log import LAG_SEGMENTS, RaftLog
+from penstock.replica.state import LogBase, StateFile
 from penstock.replica.tcp_link import MemberError
 
 logger = logging.getLogger(__name__)
@@ -88,10 +90,17 @@ class Replicated:
         random: Random,
         times: RaftTimes | None = None,
         stored: int = 0,
+        files: FileGate | None = None,
+        lag_segments: int = LAG_SEGMENTS,
+        masters: str = HASH,
     ) -> None:
-        """`stored` is the highest LSN that the store's files hold: the journal must reach that far."""
+        """`stored` is the highest LSN that the store's files hold: the journal must reach that far.
+
+        `files` are those that records refer to. A member that is behind by more than `lag_segments` gets a snapshot.
+        """
         if member in others or len(set(others)) != len(others):
             raise Invalid(f"every member of a cluster has a name of its own: {[member, *others]}")
+        self._masters = Masters(masters, [member, *others])
         self._log, self._state = log, state
         self._member, self._others, self._link = member, others, link
         self._clock, self._random, self._times = clock, random, times or RaftTimes()
@@ -102,12 +111,16 @@ class Replicated:
         self._resigning = False  # set from any thread, for the loop
         self._attached = threading.Event()  # the loop runs, or has ended
         self._process = threads.process_id()
+        self._files = files
         self._entries = RaftLog(log, state)
+        self._entries.lag_segments = lag_segments
         reached = self._entries.lsn_at(self._entries.last)
         if reached < stored:  # before it votes: a quorum may have counted on what is gone
             raise CorruptionError(
                 "journal", 0, f"it ends at record {reached}, but {stored} was durable here: its end is missing"
             )
+        if stored > self._entries.base.lsn:  # what is stored was committed, whether or not a leader says so again
+            self._entries.committed = self._entries.index_of(stored)
         self._raft: Raft | None = None
         self._wakes, self._waker = socket.socketpair()  # a byte in it ends the loop's wait
         self._wakes.setblocking(False)
@@ -122,7 +135,13 @@ class Replicated:
 
     def _start(self) -> None:
         self._raft = raft = Raft(
-            self._member, self._others, self._entries, self._link, times=self._times, random=self._random
+            self._member,
+            self._others,
+            self._entries,
+            self._link,
+            times=self._times,
+            random=self._random,
+            files=self._files,
         )
         if not self._others:
             raft.elect_at_once()
@@ -259,6 +278,14 @@ class Replicated:
         """Drop records that neither this member nor another one needs, by whole segments."""
         return self._entries.cut_front(before, self._check().may_cut_before())
 
+    def acks(self) -> MemberAcks:
+        """Return what the others have on disk: as they told this leader, or as the leader told this follower."""
+        raft = self._raft
+        upto = dict.fromkeys(self._others, 0) if raft is None else raft.acknowledged()
+        return MemberAcks(
+            {name: self._entries.lsn_known(index) for name, index in upto.items()}, self._entries.kept_from()
+        )
+
     def await_leader(self, timeout_s: float) -> str:
         """Wait until a leader is known, and knows what is committed if it is this member; return its name."""
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -300,9 +327,38 @@ class Replicated:
         if raft is None or self._failure is not None:
             return ()
         leads = raft.is_leader
+        if not leads and raft.leader == self._member and raft.is_waited_for:
+            return (False, self._member, 0)  # nothing can be committed before others have a snapshot of this store
         if not leads and raft.leader in {None, self._member}:
             return ()  # nobody leads yet, or it does not know yet what is committed
         return (leads, raft.leader, raft.term if leads else 0)
+
+    @property
+    def snapshot_from(self) -> str | None:
+        """The leader whose journal begins after what this member has; None if it can follow, or nobody leads."""
+        raft = self._raft
+        return None if raft is None or self._failure is not None else raft.snapshot_from
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether this member does not vote yet, because its disk is new."""
+        return self._raft is not None and self._raft.is_joining
+
+    def bodies(self) -> Iterator[bytes]:
+        """Iterate over all records of the journal, committed or not."""
+        return self._entries.bodies()
+
+    def has_entry(self, entry: LogBase) -> bool:
+        """Whether an entry is in the log of this member."""
+        return self._entries.has(entry.index, entry.term)
+
+    def copy_entries_to(self, folder: str, first: int) -> tuple[LogBase, LogBase]:
+        """Write the committed entries from a record on to another folder; return the one before it, and the last."""
+        return self._entries.copy_to(folder, first)
+
+    def hold(self, first: int) -> Callable[[], None]:
+        """Keep the entries from a record on, for a member that takes a snapshot; return what ends that."""
+        return self._entries.hold(self._entries.index_of(first))
 
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
         """Wait until a record is committed here; return the last that is."""
@@ -386,6 +442,9 @@ class Tenure:
         self.records, self.term = replicated.records, replicated.term
         self.segment_starts, self.roll, self.truncate = replicated.segment_starts, replicated.roll, replicated.truncate
         self.await_committed, self.copy_to = replicated.await_committed, replicated.copy_to
+        self.copy_entries_to, self.hold = replicated.copy_entries_to, replicated.hold
+        self.member, self.others, self.acks = replicated._member, tuple(replicated._others), replicated.acks
+        self.master_of = replicated._masters.master_of
 
     @property
     def incarnation(self) -> int:
@@ -413,10 +472,15 @@ class Tenure:
             raise Closed(f"this member does not lead any more ({error}): connect to the leader") from error
 
     def barrier(self) -> Lsn:
-        return self._replicated.barrier()
+        """Return an LSN at or past every acknowledged record, after a quorum confirmed that this term goes on."""
+        self._confirm()
+        return self.committed
 
     def recover(self) -> None:
         """Find out what became of an interrupted proposal: an entry after it is committed after it."""
+        self._confirm()
+
+    def _confirm(self) -> None:
         try:
             self._replicated._propose((), self._term)
         except (NotLeader, OutcomeUnknown, WaitExpired) as error:

@@ -1,4 +1,4 @@
-"""The small durable state of a member: its term, its vote, and the last entry before the first in its log.
+"""The small durable state of a member: its term, its vote, the last entry before the first in its log, its standing.
 
 The file is replaced as a whole, by a rename, each time a term or a vote changes or the log's front is cut.
 
@@ -17,10 +17,12 @@ import msgspec
 from penstock.errors import CorruptionError, UnsupportedVersion
 from penstock.host.file_operations import publish
 from penstock.host.files import FileSystem
+from penstock.host.randomness import Random
 
 MAGIC = b"PSRAFT\x00\x01"  # the last byte is the version
 _CHECKSUM = struct.Struct("<I")
 FILE_BYTES_MAX = 1 << 16
+MEMBER, JOINING, FOUNDER = 0, 1, 2  # a member's standing: see `joining`
 
 
 class LogBase(msgspec.Struct, frozen=True, array_like=True):
@@ -37,6 +39,22 @@ class RaftState(msgspec.Struct, frozen=True, array_like=True):
     term: int = 0
     vote: str | None = None  # the member it voted for in that term
     bases: tuple[LogBase, ...] = (LogBase(),)
+    standing: int = MEMBER  # whether it is a member yet: see `joining`
+    life: int = 0  # drawn with each new disk
+    born: tuple[tuple[str, int], ...] = ()  # the lives that founded the cluster with this one
+    founded: bool = False  # one of the founders brought a store: none without entries may lead
+
+
+def new_disk(random: Random, *, standing: int) -> RaftState:
+    """Return the state of a disk that is used for the first time."""
+    return RaftState(standing=standing, life=int.from_bytes(random.randbytes(8), "little") >> 1)
+
+
+def joined(state: RaftState, born: tuple[tuple[str, int], ...], *, founded: bool) -> RaftState:
+    """Return the state of one that is a member from now on."""
+    return msgspec.structs.replace(
+        state, standing=MEMBER, born=born or state.born, founded=founded or state.founded or state.standing == FOUNDER
+    )
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -2,12 +2,14 @@
 
 Of two members, the one whose name sorts later connects. The certificate of a peer must be signed by the cluster's
 authority and name the member that it says it is (`penstock-member:NAME`, a URI among its alternative names). A frame is
-its length (u32, big-endian) and a message; the first frame is a `Greeting`.
+its length (u32, big-endian) and a message; the first frame is a `Greeting`, an empty one says that the peer is there. A
+connection whose greeting says that it is for files is handed to a thread: see `file_channel`.
 
 Thread: the loop's; every socket is non-blocking.
 Invariants: (1) a message is taken from a peer only after its certificate was checked against its name. (2) what waits
 to be sent is bounded: a peer that reads too slowly is disconnected and starts again where it is. (3) a connection that
-has not greeted after GREETING_S, or is one of too many, is closed.
+has not greeted after GREETING_S, or is one of too many, is closed; so is one that says nothing for SILENT_S. (4) the
+loop never waits for a name server.
 """
 
 from __future__ import annotations
@@ -17,39 +19,35 @@ import logging
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-import msgspec
 from pysyncobj.poller import POLL_EVENT_TYPE
 
 from penstock.errors import Invalid
+from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.replica.file_channel import PURPOSE, FileSource, FrameSocket, Greeting, pack_greeting, serve_files
+from penstock.replica.file_channel import unpack_greeting as _unpack_greeting
 from penstock.replica.identity import certified_members
 from penstock.replica.messages import MESSAGE_BYTES_MAX, Message, pack, unpack
 from penstock.replica.raft import Raft
+from penstock.replica.resolving import Resolver
 
 logger = logging.getLogger(__name__)
 
 GREETING_S = 5.0
 RETRY_S = 0.2
+PING_S = 1.0  # after so long without a frame an empty one is sent
+SILENT_S = 5.0  # a peer that sends nothing for so long is called again
+FILE_CONNECTIONS_MAX = 4  # of all members together
 STRANGERS_MAX = 16  # accepted connections that have not greeted yet
 ROOM_BYTES = 4 << 20  # entries are sent while less than this waits
 WAITING_BYTES_MAX = MESSAGE_BYTES_MAX + ROOM_BYTES * 2
 GREETING_BYTES_MAX = 4_096
 _LENGTH = struct.Struct(">I")
 _READ, _WRITE, _ERROR = POLL_EVENT_TYPE.READ, POLL_EVENT_TYPE.WRITE, POLL_EVENT_TYPE.ERROR
-
-
-class Greeting(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The first frame: which cluster, and who."""
-
-    cluster: bytes
-    member: str
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_greeting = msgspec.msgpack.Decoder(Greeting)
 
 
 class MemberError(Exception):
@@ -69,7 +67,8 @@ class _Connection:
         self._sending: list[memoryview] = []
         self.waiting_bytes = 0
         self._received = bytearray()
-        self.send(_encode(Greeting(link.cluster, link.member)))
+        self._sent_s = self.heard_s = began_s
+        self.send(pack_greeting(Greeting(link.cluster, link.member)))
         self._subscribe(_READ | _WRITE | _ERROR)
 
     def _subscribe(self, mask: int) -> None:
@@ -79,10 +78,16 @@ class _Connection:
         """Queue a frame; it is sent as the peer reads."""
         self._sending += (memoryview(_LENGTH.pack(len(data))), memoryview(data))
         self.waiting_bytes += _LENGTH.size + len(data)
+        self._sent_s = self._link.now_s()
         if self.waiting_bytes > WAITING_BYTES_MAX:
             self._link.drop(self, "it reads too slowly")
         elif self._shaken:
             self._work(self._write)
+
+    def ping(self, now_s: float) -> None:
+        """Show that this member is there, if it has sent nothing for a while."""
+        if now_s - self._sent_s >= PING_S and not self._sending:
+            self.send(b"")
 
     def _ready(self, descriptor: int, event: int) -> None:
         if self._descriptor < 0 or (not self._shaken and not self._work(self._shake)):
@@ -111,6 +116,7 @@ class _Connection:
             if error := self._plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, "it cannot be reached")
             context = self._link.server_context if self.to is None else self._link.client_context
+            self._plain.getpeername()  # of a connection that was reset already, the next line would leave a socket open
             self._tls = context.wrap_socket(self._plain, server_side=self.to is None, do_handshake_on_connect=False)
         self._tls.do_handshake()
         self._shaken = True
@@ -135,6 +141,7 @@ class _Connection:
             if not data:
                 raise OSError(errno.ECONNRESET, "it closed the connection")
             self._received += data
+            self.heard_s = self._link.now_s()
             self._take_frames()
 
     def _take_frames(self) -> None:
@@ -148,17 +155,14 @@ class _Connection:
             frame = bytes(self._received[at + _LENGTH.size : at + _LENGTH.size + size])
             at += _LENGTH.size + size
             if self.member is None:
-                self._greet(frame)
+                self._greet(frame, at)
                 limit = MESSAGE_BYTES_MAX
-            else:
+            elif frame:
                 self._link.receive(self.member, unpack(frame))
         del self._received[:at]
 
-    def _greet(self, frame: bytes) -> None:
-        try:
-            greeting = _greeting.decode(frame)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise Invalid("its greeting does not decode") from None
+    def _greet(self, frame: bytes, end: int) -> None:
+        greeting = _unpack_greeting(frame)
         assert self._tls is not None
         names = certified_members(self._tls.getpeercert() or {})
         if greeting.member not in names:
@@ -168,13 +172,24 @@ class _Connection:
         if self.to not in (None, greeting.member):
             raise Invalid(f"{self.to} was called, and {greeting.member} answered")
         self.member = greeting.member
-        self._link.greeted(self)
+        if greeting.purpose == PURPOSE and self.to is None:
+            rest = b"".join(self._sending), bytes(self._received[end:])
+            self._leave()
+            self._link.serve_files(self, self._tls, *rest)
+        elif greeting.purpose:
+            raise Invalid(f"member {greeting.member} wants {greeting.purpose!r}, which this one does not know")
+        else:
+            self._link.greeted(self)
+
+    def _leave(self) -> None:
+        """Leave the loop; the socket goes on."""
+        self._link.poller.unsubscribe(self._descriptor)
+        self._descriptor, self._sending, self.waiting_bytes = -1, [], 0
 
     def close(self) -> None:
         if self._descriptor >= 0:
-            self._link.poller.unsubscribe(self._descriptor)
-            self._descriptor = -1
-            self._sending, self._received = [], bytearray()  # the poller keeps this object for a while
+            self._leave()
+            self._received = bytearray()  # the poller keeps this object for a while
             with suppress(OSError):
                 (self._tls or self._plain).close()
 
@@ -191,7 +206,9 @@ class TcpLink:
         server_context: ssl.SSLContext,
         client_context: ssl.SSLContext,
         clock: Clock,
+        open_source: Callable[[], FileSource] | None = None,
     ) -> None:
+        """`open_source` makes what another member reads files from."""
         for context in (server_context, client_context):
             if context.verify_mode != ssl.CERT_REQUIRED:
                 raise Invalid("members check each other's certificates: set verify_mode to CERT_REQUIRED")
@@ -203,12 +220,20 @@ class TcpLink:
         self._connections: dict[str, _Connection] = {}  # greeted, by member
         self._others: list[_Connection] = []  # not greeted yet
         self._tried_s: dict[str, float] = {}
+        self._open_source = open_source
+        self._maintained_s = self._ticked_s = clock.monotonic_s()
+        self._file_connections: list[threading.Thread] = []
+        self._resolver = Resolver()
+
+    def now_s(self) -> float:
+        return self._clock.monotonic_s()
 
     # -- MemberLink
 
     def attach(self, raft: Raft) -> None:
         self._raft, self.poller = raft, raft.poller
         host, port = self._addresses[self.member]
+        host = self._resolver.find(host, wait=True) or host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=32)
         self._listener.setblocking(False)
@@ -241,6 +266,14 @@ class TcpLink:
         for connection in list(self._others):
             if now_s - connection.began_s > GREETING_S:
                 self.drop(connection, "it did not greet in time")
+        for connection in list(self._connections.values()):
+            if now_s - max(connection.heard_s, self._maintained_s) > SILENT_S:
+                self.drop(connection, "it is silent")
+            else:
+                connection.ping(now_s)
+        if now_s - self._ticked_s > PING_S:  # this process was stopped: what they sent meanwhile is read first
+            self._maintained_s = now_s
+        self._ticked_s = now_s
         calling = {connection.to for connection in self._others}
         for name, (host, port) in self._addresses.items():
             away = name < self.member and name not in self._connections and name not in calling
@@ -248,8 +281,19 @@ class TcpLink:
                 self._tried_s[name] = now_s
                 self._call(name, host, port)
 
+    def move(self, addresses: Mapping[str, tuple[str, int]]) -> None:
+        """Use other addresses of members from now on. From any thread."""
+        self._addresses = {**self._addresses, **addresses}
+
+    def address_of(self, member: str) -> tuple[str, int]:
+        return self._addresses[member]
+
     def _call(self, name: str, host: str, port: int) -> None:
         sock: socket.socket | None = None
+        found = self._resolver.find(host)
+        if found is None:
+            return  # it is being looked up
+        host = found
         try:
             sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
             sock.setblocking(False)
@@ -293,6 +337,24 @@ class TcpLink:
         self._connections[connection.member] = connection
         if self._raft is not None:
             self._raft.connect(connection.member)
+
+    def serve_files(self, connection: _Connection, sock: ssl.SSLSocket, unsent: bytes, received: bytes) -> None:
+        """Hand a connection for files to a thread of its own."""
+        with suppress(ValueError):
+            self._others.remove(connection)
+        self._file_connections = [thread for thread in self._file_connections if thread.is_alive()]
+        known = connection.member in self._addresses and connection.member != self.member
+        if self._open_source is None or not known or len(self._file_connections) >= FILE_CONNECTIONS_MAX:
+            sock.close()
+            return
+        source, frames = self._open_source(), FrameSocket(sock, received)
+
+        def serve() -> None:
+            with suppress(OSError):
+                sock.sendall(unsent)
+            serve_files(frames, source)
+
+        self._file_connections.append(threads.spawn(serve, name="penstock-files"))
 
     def receive(self, member: str, message: Message) -> None:
         """Pass a message on. An error of this member, of its disk for example, is not one of the connection."""

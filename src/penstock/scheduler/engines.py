@@ -24,7 +24,7 @@ from penstock.errors import Backpressure, Closed, Invalid, PenstockError, WaitEx
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.scheduler.processes import ProcessSlot, interpreter
-from penstock.scheduler.work import Plain, WorkCancelled, WorkerLost, check_name, pack, perform, unpack
+from penstock.scheduler.work import Plain, WorkCancelled, WorkerLost, WorkFailed, check_name, pack, perform, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class PooledEngine:
         try:
             result = slot.run(handle.function, handle.payload, handle.stop, handle.kill)
         except PenstockError as failure:
-            error = failure
+            error = failure.typed() if isinstance(failure, WorkFailed) else failure
         except BaseException as failure:
             _log.error("the engine %s failed with %s", self._name, handle.function, exc_info=True)
             error = WorkerLost(f"{handle.function} was not run to its end ({failure}): it may be retried")

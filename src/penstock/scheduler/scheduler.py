@@ -30,7 +30,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,126}")
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """Limits and time-outs of a scheduler."""
+    """Limits and time-outs of the background.
+
+    >>> penstock.StoreSettings(scheduler=penstock.SchedulerSettings(workers=2)).scheduler.workers
+    2
+    """
 
     workers: int = 4
     spawned_waiting_max: int = 1_000
@@ -83,9 +87,10 @@ class Scheduler:
         with self._lock:
             if not self._workers and not self._table.stop.is_set():
                 table = self._table
-                for number in range(1, self._settings.workers + 1):
-                    worker = threads.spawn(lambda: _work(table), name=f"penstock-scheduler-{number}")
-                    self._workers.append(worker)
+                with table.held():  # else the first workers compete with the start of the others
+                    for number in range(1, self._settings.workers + 1):
+                        worker = threads.spawn(lambda: _work(table), name=f"penstock-scheduler-{number}")
+                        self._workers.append(worker)
                 self._forget_exit = threads.at_exit(self, Scheduler.shutdown)
         return self
 
@@ -97,6 +102,12 @@ class Scheduler:
             raise Invalid(f"task {task.name} has an interval of {task.interval_s} s: give more than 0")
         self._table.add(task)
         return self
+
+    def set_interval(self, name: str, interval_s: float) -> None:
+        """Change the interval of a task; `NotFound` if there is none."""
+        if not 0 < interval_s < math.inf:
+            raise Invalid(f"task {name} has an interval of {interval_s} s: give more than 0")
+        self._table.set_interval(name, interval_s)
 
     def spawn(self, function: Callable[[], object], *, name: str = "spawned") -> None:
         """Run a function once, soon. `Backpressure` if too many wait; an error is logged, not retried."""

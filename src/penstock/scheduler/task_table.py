@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.errors import Backpressure, Closed, Invalid, NotFound
@@ -134,6 +135,19 @@ class TaskTable:
                 raise Backpressure(f"{len(self._spawned)} spawned functions wait for a worker (the limit): retry later")
             self._spawned.append(_Spawned(name, function, self._clock.monotonic_s()))
             self._changed.notify()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no run begin during a block."""
+        with self._changed:
+            yield
+
+    def set_interval(self, name: str, interval_s: float) -> None:
+        """Change the interval of a task."""
+        with self._changed:
+            entry = self._entry(name)
+            entry.base_s = entry.interval_s = interval_s
+            self._changed.notify_all()
 
     def trigger(self, name: str) -> None:
         """Make a task due now, even while it waits for a retry."""

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.errors import FixTheCall, Invalid, PenstockError, Restore, RetryLater
+from penstock.errors import DiskFull, FixTheCall, Invalid, PenstockError, Restore, RetryLater
+from penstock.host.file_errors import ran_out_of_space
 from penstock.scheduler.task import StopSignal
 
 Plain: TypeAlias = "bool | int | float | str | bytes | Sequence[Plain] | Mapping[str, Plain] | None"
@@ -37,8 +38,13 @@ class WorkFailed(PenstockError):
     def __init__(self, kind: str, message: str, trace: str, *, permanent: bool) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind  # the name of the error's class
+        self.message = message
         self.trace = trace
         self.permanent = permanent  # the same call would fail again: see `errors`
+
+    def typed(self) -> PenstockError:
+        """Return the error that the caller should see: a full disk is `DiskFull`, wherever the function ran."""
+        return DiskFull(self.message) if self.kind == DiskFull.__name__ else self
 
 
 class WorkerLost(RetryLater):
@@ -81,9 +87,13 @@ def perform(function: str, payload: bytes, stop: StopSignal) -> bytes:
     except WorkCancelled:
         raise
     except BaseException as error:
-        permanent = isinstance(error, FixTheCall | Restore)
-        kind = type(error).__name__
-        raise WorkFailed(kind, str(error), traceback.format_exc(), permanent=permanent) from error
+        failure = error
+        if isinstance(error, OSError) and ran_out_of_space(error):
+            failure = DiskFull(f"{error.filename or 'the disk of the store'} has no room: free some space, then retry")
+            failure.__cause__ = error
+        permanent = isinstance(failure, FixTheCall | Restore)
+        kind = type(failure).__name__
+        raise WorkFailed(kind, str(failure), traceback.format_exc(), permanent=permanent) from failure
 
 
 def _resolve(function: str) -> WorkFunction:

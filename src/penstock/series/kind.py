@@ -37,7 +37,7 @@ from penstock.kinds import (
     Serviced,
 )
 from penstock.kinds.changes import ChangeOptions, Changing, change_options
-from penstock.manifest.records import JobKind
+from penstock.manifest.records import JobKind, RetentionPolicy
 from penstock.partition.ledger import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.reference import StagedFile
@@ -91,7 +91,11 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
     def options(self, options: SeriesOptions | None, changes: bool | ChangeOptions = False) -> bytes:
         """Return the encoded options of a table; `Invalid` if they are not options."""
         checked, feed = check_series_options(options), change_options(changes)
-        return encode_series_options(checked if feed is None else replace(checked, changes=feed))
+        if feed is None or (checked.changes is not None and changes is True):
+            return encode_series_options(checked)
+        if checked.changes not in (None, feed):  # before a table is made: it would fit neither of the two
+            raise Invalid("changes= and SeriesOptions(changes=) differ: give one of them")
+        return encode_series_options(replace(checked, changes=feed))
 
     def check_made(self, info: TableInfo, options: SeriesOptions | None) -> None:
         """Raise `KindMismatch` if an existing table has other options than those requested."""
@@ -131,6 +135,10 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
         return all(isinstance(part, (SeriesDelete, BucketTrim)) for part in section.log)
 
     # -- tables
+
+    def check_retention(self, policy: RetentionPolicy) -> None:
+        if policy.bytes_max is not None:
+            raise Invalid("a series table deletes by age, not by bytes: use RetentionPolicy(age_ms_max=...)")
 
     def check_options(self, options: bytes) -> None:
         try:
@@ -214,8 +222,8 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
     def bundle(self, loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         return bundle(loads, info, context)
 
-    def check_staged(self, machine: SeriesMachine, files: Sequence[StagedFile]) -> None:
-        machine.check_staged(files)
+    def check_staged(self, machine: SeriesMachine, files: Sequence[StagedFile]) -> Callable[[], None]:
+        return machine.check_staged(files)
 
     # -- files
 

@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
-from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import BuildContext, PreparedRows, partitions_of
+from penstock.kinds import BuildContext, PreparedRows, partitions_of, staged_content
 from penstock.partition.ledger import TableInfo
 from penstock.partition.reference import StagedFile, sealed
 from penstock.series.admission import check_not_rollup, check_window
@@ -106,14 +104,7 @@ class SampleLoader:
     def _file(self, partition: PartitionId, payload: bytes, rows: int) -> PreparedRows:
         context = self._context
         (staged,) = context.reserve(partition, 1)
-        path = f"{context.root}/{staged.file_name}"
-        make_dirs(context.fs, parent(path))
-        file = context.fs.create(path)
-        try:
-            file.pwrite(payload, 0)
-            file.fsync()
-        finally:
-            file.close()
+        context.write_file(partition, staged, payload)
         return PreparedRows(partition, file=sealed(context.fs, context.root, staged), rows=rows)
 
 
@@ -133,8 +124,4 @@ def bundle(loads: Sequence[PreparedRows], info: TableInfo, context: BuildContext
 
 def staged_payload(fs: FileSystem, root: str, staged: StagedFile) -> bytes:
     """Return the section of a staged file, encoded."""
-    file = fs.open(f"{root}/{staged.file_name}")
-    try:
-        return file.pread(file.size(), 0)
-    finally:
-        file.close()
+    return staged_content(fs, f"{root}/{staged.file_name}")

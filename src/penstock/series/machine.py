@@ -10,8 +10,9 @@ Invariants: (1) an edit depends on the record and the tree alone; what `SeriesId
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from penstock.host import threads
@@ -128,8 +129,11 @@ class SeriesMachine(TreeMachine):
         )
         staging.discard(self._descriptor.table_id, files)
 
-    def check_staged(self, files: Sequence[StagedFile]) -> None:
-        """Raise `Invalid` if staged files are malformed, or hold what this table does not accept."""
+    def check_staged(self, files: Sequence[StagedFile]) -> Callable[[], None]:
+        """Raise `Invalid` if staged files are malformed, or hold what this table does not accept.
+
+        Return what withdraws the admission of their series.
+        """
         context, table = self._context, self._descriptor
         options = decode_series_options(context.options_of(table.table_id) or encode_series_options(self.options))
         admissions: list[SeriesAdmission | None] = []
@@ -138,9 +142,9 @@ class SeriesMachine(TreeMachine):
                 section = receive_section(staged_payload(context.fs, context.root, file))
                 admissions.append(admit_sections(table.name, [section], options, self, context.clock.time_us()))
         except BaseException:
-            for admission in admissions:
-                self.withdraw(admission)
+            self._withdraw_all(admissions)
             raise
+        return partial(self._withdraw_all, admissions)
 
     def _finish(self) -> None:
         """Remember a draft whose edit was applied; forget one whose record was set aside."""
@@ -182,6 +186,10 @@ class SeriesMachine(TreeMachine):
         if admission is not None:
             with self.admitted.lock:
                 self.admitted.withdraw(admission)
+
+    def _withdraw_all(self, admissions: Iterable[SeriesAdmission | None]) -> None:
+        for admission in admissions:
+            self.withdraw(admission)
 
     def known(self, bucket: int, series: LabelTable) -> Any:
         """Return, for each series, whether it has samples in the bucket."""

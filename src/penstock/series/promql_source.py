@@ -23,6 +23,7 @@ from penstock.kinds import QUERY_S_MAX, Reading, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.promql import (
     SAMPLES_MAX,
+    EvaluationSettings,
     LabelMatcher,
     QueryBudget,
     QueryLimits,
@@ -46,13 +47,21 @@ ReadRuns: TypeAlias = Callable[[bytes, float], Iterator[Any]]  # the query `runs
 
 
 def run_promql(
-    reading: Reading, info: TableInfo, promql: str, grid: StepGrid, budget: QueryBudget, *, instant: bool
+    reading: Reading,
+    info: TableInfo,
+    promql: str,
+    grid: StepGrid,
+    budget: QueryBudget,
+    *,
+    instant: bool,
+    settings: EvaluationSettings | None = None,
 ) -> QueryResult:
     """Evaluate an expression over a table as of one moment."""
     tree = parse_query(promql)
     several = len(list(selectors_of(tree))) > 1  # one selector is read by one query, which is of one moment anyway
     with reading.moment(partitions_of(info)) if several else nullcontext(reading) as moment:
-        return evaluate(tree, TableSource(partial(_runs, moment, info)), grid, budget, instant=instant)
+        source = TableSource(partial(_runs, moment, info))
+        return evaluate(tree, source, grid, budget, instant=instant, settings=settings)
 
 
 def _runs(reading: Reading, info: TableInfo, argument: bytes, timeout_s: float) -> Iterator[Any]:

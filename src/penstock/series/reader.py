@@ -29,7 +29,7 @@ from penstock.series.selectors import parse_selector
 from penstock.series.times import moment_us, step_us
 
 if TYPE_CHECKING:  # imported with the first query: most programs never run one
-    from penstock.promql import QueryBudget, QueryResult, StepGrid
+    from penstock.promql import EvaluationSettings, QueryBudget, QueryResult, StepGrid
 
 AggregateFunction: TypeAlias = Literal["sum", "avg", "min", "max", "count", "last", "rate", "increase", "quantile"]
 
@@ -194,11 +194,19 @@ class SeriesReader(ReadableTable):
         grid = range_grid(start, end, step)
         return self.evaluate(promql, grid, query_budget(samples_max, timeout_s), instant=False).to_arrow(SAMPLES)
 
-    def evaluate(self, promql: str, grid: StepGrid, budget: QueryBudget, *, instant: bool) -> QueryResult:
+    def evaluate(
+        self,
+        promql: str,
+        grid: StepGrid,
+        budget: QueryBudget,
+        *,
+        instant: bool,
+        settings: EvaluationSettings | None = None,
+    ) -> QueryResult:
         """Evaluate a PromQL expression; for other packages of Penstock."""
         from penstock.series.promql_source import run_promql
 
-        return run_promql(self._reading, self._info, promql, grid, budget, instant=instant)
+        return run_promql(self._reading, self._info, promql, grid, budget, instant=instant, settings=settings)
 
     # -- labels
 

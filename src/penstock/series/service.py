@@ -28,10 +28,12 @@ class SeriesService(TableService):
 
     def maintain(self) -> None:
         """Delete the buckets whose samples are all older than the retention."""
-        options = decode_series_options((self._host.port.table(self._info.name) or self._info).options)  # as of now
-        if options.retention_s is None:
+        info = self._host.port.table(self._info.name) or self._info  # as of now
+        options, age_ms = decode_series_options(info.options), info.storage_options.retention.age_ms_max
+        ages = [age for age in (options.retention_s, None if age_ms is None else age_ms / 1_000) if age is not None]
+        if not ages:
             return
-        floor = self._host.port.time_us() - round(options.retention_s * SECOND_US)
+        floor = self._host.port.time_us() - round(min(ages) * SECOND_US)
         group = PendingGroup()
         for partition in partitions_of(self._info):
             machine: SeriesLimits = self._host.machine(partition)

@@ -39,8 +39,9 @@ def local_rights(process: str) -> Rights:
 
 
 class _Authorized(flight.ServerMiddleware):  # type: ignore[misc]
-    def __init__(self, rights: Rights) -> None:
+    def __init__(self, rights: Rights, headers: dict[str, list[Any]]) -> None:
         self.rights = rights
+        self.linearizable = headers.get(wire.READS_HEADER, [""])[0] == wire.LINEARIZABLE
 
 
 class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -53,12 +54,12 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         if info.method not in _METHODS:
             raise flight.FlightUnauthorizedError("this method is not served")
         if self._rights_of is None:
-            return _Authorized(local_rights(str(headers.get(wire.PROCESS_HEADER, [""])[0])))
+            return _Authorized(local_rights(str(headers.get(wire.PROCESS_HEADER, [""])[0])), headers)
         header = str(headers.get("authorization", [""])[0])
         rights = self._rights_of(header.removeprefix("Bearer ")) if header.startswith("Bearer ") else None
         if rights is None:
             raise flight.FlightUnauthenticatedError("a bearer token that the owner knows is needed")
-        return _Authorized(rights)
+        return _Authorized(rights, headers)
 
 
 class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
@@ -77,20 +78,27 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
         self._random = random
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        rights = context.get_middleware(_AUTHORIZATION).rights
+        authorized = context.get_middleware(_AUTHORIZATION)
+        rights = authorized.rights
         try:
             if action.type != wire.PROTOCOL:
                 raise PenstockError(
                     f"the owner speaks protocol {wire.PROTOCOL}, not {action.type[:20]!r}: use one Penstock"
                 )
-            return map(flight.Result, self._gateway.answering(action.body.to_pybytes(), rights))
+            return map(flight.Result, self._answering(action, authorized))
         except BaseException as error:
             raise self._sent(error, rights) from None
 
+    def _answering(self, action: Any, authorized: _Authorized) -> Iterator[bytes]:
+        return self._gateway.answering(
+            action.body.to_pybytes(), authorized.rights, linearizable=authorized.linearizable
+        )
+
     def do_get(self, context: Any, ticket: Any) -> Any:
-        rights = context.get_middleware(_AUTHORIZATION).rights
+        authorized = context.get_middleware(_AUTHORIZATION)
+        rights = authorized.rights
         try:
-            schema, batches = self._gateway.page(ticket.ticket, rights)
+            schema, batches = self._gateway.page(ticket.ticket, rights, linearizable=authorized.linearizable)
         except BaseException as error:
             raise self._sent(error, rights) from None
         return flight.GeneratorStream(schema, self._batches(batches, rights))

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from msgspec import structs
 
+from penstock.coordinator.protocols import Durability
 from penstock.errors import Backpressure, Closed, Invalid, NotFound, PenstockError
 from penstock.host import threads
 from penstock.host.metrics import Keep, MetricFamily, MetricSamples, counter
@@ -27,8 +28,12 @@ from penstock.kinds import Reading, as_serviced, partitions_of
 from penstock.lsm.manual_compaction import CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
+from penstock.partition.storage_options import codecs_of
 from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
+from penstock.server.archive_requests import ArchiveRequests
+from penstock.server.confirming import ReadConfirmation
+from penstock.server.job_requests import JobRequests
 from penstock.server.leased_objects import LeaseCounts, LeasedObjects
 from penstock.server.offer_requests import OfferRequests
 from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
@@ -36,12 +41,12 @@ from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, LOCAL, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
 from penstock.server.statistics_requests import StatisticsRequests
+from penstock.server.table_requests import TableRequests
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
 from penstock.store.applied import AppliedReading
-from penstock.store.backup import BackupReport
-from penstock.store.check import CheckReport
 from penstock.store.querying import check_query
+from penstock.store.reports import BackupReport, CheckReport, RotationReport
 from penstock.store.snapshot_port import SnapshotPort
 from penstock.store.store import Store
 
@@ -57,10 +62,32 @@ VALUE_BYTES_SMALL = 1 << 10  # below this a value is not counted: KEYS_MAX of th
 LOOKUP_BYTES_MAX = 16 << 20  # of the values of one answer, unless it has only one
 STAGED_MAX = 10_000
 STAGED_EACH_MAX = 100_000  # of one client, with leases that have not expired
-_CHANGES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.AlterTable, wire.SendFile)
+_CHANGES = (wire.ReceivedWrite, wire.CreateTable, wire.DropTable, wire.AlterTable, wire.ConfigureTable, wire.SendFile)
+_LIFECYCLE = (wire.DrainTable, wire.ReactivateTable)
 _REPAIRS = (wire.KeepSnapshot, wire.DropSnapshot, wire.RepairTable)
-_WRITES = (*_CHANGES, *_REPAIRS, wire.CompactTable, wire.BackupStore, wire.StageFiles, wire.WriteOffered)
-_BINDS = (*_CHANGES, *_REPAIRS, wire.TakeSnapshot, wire.CompactTable, wire.BackupStore, wire.CheckStore)
+_ARCHIVE = (wire.ArchiveStore, wire.EvictFiles, wire.RehydrateFiles, wire.VerifyArchive, wire.CollectArchive)
+_JOBS = (wire.RetryJob, wire.RunJobs, *_ARCHIVE)
+_WRITES = (
+    *_CHANGES,
+    *_LIFECYCLE,
+    *_REPAIRS,
+    wire.CompactTable,
+    *_JOBS,
+    wire.BackupStore,
+    wire.StageFiles,
+    wire.WriteOffered,
+)
+_BINDS = (
+    *_CHANGES,
+    *_LIFECYCLE,
+    *_REPAIRS,
+    *_JOBS,
+    wire.TakeSnapshot,
+    wire.CompactTable,
+    wire.BackupStore,
+    wire.CheckStore,
+)
+_UNCONFIRMED = (*_WRITES, wire.Hello, wire.CloseScan, wire.CloseSnapshot, wire.JoinSnapshot, wire.ReadTime)
 
 
 class Gateway:
@@ -75,6 +102,9 @@ class Gateway:
             store.identity, absolute(store.path), detached, store.durability.value, store.uuid, store.takes_writes
         )
         self._applied = AppliedReading(port)
+        self._confirmation = ReadConfirmation(
+            store.confirm_lead, lambda lsn, wait_s: port.wait_for(lsn, port.tables(), wait_s), clock
+        )
         self._taker = GroupTaker(port, self.fault)
         self._snapshots: LeasedObjects[SnapshotPort] = LeasedObjects(
             SnapshotPort.close,
@@ -112,7 +142,6 @@ class Gateway:
             wire.CallService: self._call,
             wire.CreateTable: self._create,
             wire.DropTable: self._drop,
-            wire.AlterTable: self._alter,
             wire.CompactTable: self._compact,
             wire.ListTroubles: self._list_troubles,
             wire.CheckStore: self._check,
@@ -122,6 +151,8 @@ class Gateway:
             wire.DropSnapshot: self._drop_snapshot,
             wire.RepairTable: self._repair,
             wire.WaitFor: self._wait_for,
+            wire.ReadStorage: self._read_storage,
+            wire.RotateKeys: self._rotate_keys,
             wire.StageFiles: self._stage,
             wire.SendFile: self._send_file,
             wire.AskToken: self._ask_token,
@@ -132,6 +163,9 @@ class Gateway:
             wire.ReceivedWrite: self._taker.take,
             **OfferRequests(store.offers, store.files, store.path).answers,
             **StatisticsRequests(store, self.fault).answers,
+            **TableRequests(store).answers,
+            **ArchiveRequests(store).answers,
+            **JobRequests(store, self.fault).answers,
         }
         self._counting = threads.lock("server.requests")
         self._requests = dict.fromkeys((*self._answers, *get_args(wire.Reading)), 0)  # guarded by _counting
@@ -153,14 +187,16 @@ class Gateway:
         (answer,) = self.answering(data, rights)
         return answer
 
-    def answering(self, data: bytes, rights: Rights) -> Sending[bytes]:
-        """Return the answer to a message; its memory counts until it is sent."""
+    def answering(self, data: bytes, rights: Rights, *, linearizable: bool = False) -> Sending[bytes]:
+        """Return the answer to a message; its memory counts until it is sent. `linearizable`: of a read, too."""
         with ExitStack() as stack:
             work = stack.enter_context(self._at_work(rights, len(data)))
             request = wire.unpack_request(data)
             self._count(type(request))
             activity, binds = self._activity_of(request, rights)
             work.begin(activity, binds=binds)
+            if linearizable and not isinstance(request, _UNCONFIRMED):
+                self._confirmation.confirm()
             answer = wire.pack(self._answers[type(request)](request, work))
             work.note(len(answer))
             return Sending(iter([answer]), stack.pop_all())
@@ -171,7 +207,7 @@ class Gateway:
 
     def _activity_of(self, request: wire.Request, rights: Rights) -> tuple[str, bool]:
         """Return which budget a request counts against, and whether the owner must not yield before its answer."""
-        if isinstance(request, (wire.AwaitView, wire.WaitFor)):
+        if isinstance(request, (wire.AwaitView, wire.WaitFor, wire.WaitForChange)):
             return WAITING, False
         if not isinstance(request, wire.CallService):
             return WRITING if isinstance(request, _WRITES) else READING, isinstance(request, _BINDS)
@@ -194,7 +230,7 @@ class Gateway:
             try:
                 yield work
             except Closed:
-                if self._store.closed:
+                if self._store.closed or self._owner.durability == Durability.QUORUM.value:  # another member leads
                     raise Gone(untouched=False) from None
                 raise
 
@@ -255,21 +291,20 @@ class Gateway:
 
     def _create(self, request: wire.CreateTable, work: Work) -> TableInfo:
         work.rights.check(ADMIN, check_name(request.name))
-        check_create(request.name, request.kind, request.shards, request.options)
-        return self._port.create(request.name, request.kind, request.shards, request.options)
+        check_create(request.name, request.kind, request.shards, request.options, request.storage)
+        return self._port.create(
+            request.name,
+            request.kind,
+            request.shards,
+            request.options,
+            request.storage,
+            encrypted=request.encrypted,
+        )
 
     def _drop(self, request: wire.DropTable, work: Work) -> None:
         check_name(request.name)
         work.rights.check(ADMIN, request.name)
         self._port.drop(request.name)
-
-    def _alter(self, request: wire.AlterTable, work: Work) -> TableInfo:
-        info = self._port.table_by_id(request.table)
-        if info is None:
-            raise NotFound(f"table {request.table} was dropped")
-        work.rights.check(READ, info.name)  # first: without the right to read, a client must not learn a table's kind
-        work.rights.check(ADMIN, info.name)
-        return info if info.options != request.before else self._port.alter(info, request.options)
 
     def _compact(self, request: wire.CompactTable, work: Work) -> CompactionReport:
         work.rights.check(ADMIN, check_name(request.name))
@@ -386,7 +421,9 @@ class Gateway:
         with self._reading(request.snapshot) as reading, ExitStack() as stack:
             return cut_ranges(*self._ranges(reading, request.ranges, work.rights, stack), request)
 
-    def page(self, data: bytes, rights: Rights) -> tuple[Any, Sending[tuple[Any, bytes]]]:
+    def page(
+        self, data: bytes, rights: Rights, *, linearizable: bool = False
+    ) -> tuple[Any, Sending[tuple[Any, bytes]]]:
         """Return the schema and the record batches of a page."""
         with ExitStack() as stack:
             work = stack.enter_context(self._at_work(rights, len(data)))
@@ -394,6 +431,8 @@ class Gateway:
             self._count(type(reading))
             work.begin(READING, binds=not isinstance(reading, wire.More))
             if not isinstance(reading, wire.More):
+                if linearizable:
+                    self._confirmation.confirm()
                 self._begin(reading, rights)
             scan = stack.enter_context(self._scans.use(reading.scan, rights.client))
             schema = scan.schema
@@ -499,6 +538,18 @@ class Gateway:
         if info is None:
             raise work.rights.dropped_table(request.table, self._port.dropped_name(request.table))
         return self._port.call(info, request.name, request.argument)  # `_activity_of` checked the rights
+
+    def _read_storage(self, request: wire.ReadStorage, work: Work) -> wire.StorageReply:
+        """Return the key of a table, if it is encrypted, to a client that may read the table."""
+        info = self._port.table_by_id(request.table)
+        if info is None:
+            raise work.rights.dropped_table(request.table, self._port.dropped_name(request.table))
+        work.rights.check(READ, info.name)
+        return wire.StorageReply(codecs_of(info.storage_options), self._port.table_key(info))
+
+    def _rotate_keys(self, _request: wire.RotateKeys, work: Work) -> RotationReport:
+        work.rights.check_everywhere(ADMIN)
+        return self._store.rotate_keys()
 
     def _stage(self, request: wire.StageFiles, work: Work) -> list[Any]:
         partition = self._shard(self._port, request.partition, WRITE, work.rights)

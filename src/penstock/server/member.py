@@ -2,7 +2,8 @@
 
 As a leader the store takes writes, and its journal is what a quorum has. As a follower it applies what the leader
 writes, and serves reads. When the role changes, the store is closed and opened again: what a leader had not committed
-is not known to be there, so nothing of it may stay in memory.
+is not known to be there, so nothing of it may stay in memory. A member whose leader's journal begins after what it has
+(its disk is new, or it was away for long) fetches a snapshot of the leader's store, which replaces its own.
 
 Thread: one watches the role, opens and closes the store; `store` and `close` from any.
 Invariants: (1) the folder has one member process. (2) a store that takes writes belongs to one term.
@@ -15,27 +16,34 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakSet
 
 from penstock.errors import Closed, Invalid, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import SystemClock
-from penstock.host.file_operations import make_dirs
+from penstock.host.file_operations import make_dirs, remove_folder
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
 from penstock.log import Log
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.manifest import Manifest
 from penstock.partition.extent import highest_lsn
+from penstock.replica.file_channel import FileClient
 from penstock.replica.identity import member_contexts
+from penstock.replica.masters import HASH, Masters
 from penstock.replica.raft import RaftTimes
+from penstock.replica.raft_log import LAG_SEGMENTS
 from penstock.replica.replicated import Replicated
-from penstock.replica.state import StateFile
+from penstock.replica.state import FOUNDER, JOINING, MEMBER, StateFile, new_disk
 from penstock.replica.tcp_link import TcpLink
+from penstock.server.installing import SnapshotTaker, finish_installation
+from penstock.server.member_files import FetchedFiles, MemberFiles
 from penstock.server.service import Service
 from penstock.server.tcp import serve_tcp
 from penstock.store.following import RAFT_FILE
-from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, read_uuid, write_identity
+from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, read_identity, write_identity
 from penstock.store.settings import StoreSettings
+from penstock.store.shipping import OUTGOING
 from penstock.store.store import Store, open_store
 
 logger = logging.getLogger(__name__)
@@ -60,12 +68,19 @@ class Member:
         times: RaftTimes | None = None,
         serve: tuple[str, int] | None = None,
         tokens: Path | None = None,
+        lag_segments: int = LAG_SEGMENTS,
+        masters: str = HASH,
     ) -> None:
-        """`serve` is where clients connect over TCP, with `tokens` for their rights."""
+        """`serve` is where clients connect over TCP, with `tokens` for their rights.
+
+        The journal is kept for a member that is away, up to `lag_segments` segments; then it gets a snapshot.
+        `masters` is the policy of the cluster: see `penstock.replica.masters`.
+        """
         if name not in addresses:
             raise Invalid(f"{name} is not among the members {sorted(addresses)}")
         if len(cluster) != IDENTITY_BYTES:
             raise Invalid(f"a cluster is identified by {IDENTITY_BYTES} bytes, the same for every member")
+        self._masters = Masters(masters, addresses).policy
         self.path, self.name = str(path).rstrip("/"), name
         self._serve, self._tokens, self._certificates = serve, tokens, certificates
         self._settings = settings or StoreSettings()
@@ -74,66 +89,81 @@ class Member:
         self._store: Store | None = None  # guarded by _changed
         self._role: tuple[object, ...] = ()  # guarded by _changed: of that store
         self._led: object = None  # the last term in which its store took writes
+        self._addresses, self._cluster, self._times = dict(addresses), cluster, times
+        self._lag_segments = lag_segments
+        self._sources: WeakSet[MemberFiles] = WeakSet()  # guarded by _changed: what others read here
+        self._snapshot: FileClient | None = None  # the connection over which it came: entries are kept meanwhile
+        self.snapshots_taken = 0
         self._closing = threading.Event()
         self._closed = False
         self._process = threads.process_id()
         make_dirs(self._fs, self.path)
         self._lock = self._fs.lock(f"{self.path}/MEMBER")
         try:
-            self._journal = self._open_journal(addresses, cluster, certificates, times)
+            self._contexts = member_contexts(certificates, name)
+            self._fetched = FetchedFiles(self._fs, self.path, self._connect_files, self._clock)
+            self._journal = self._open_journal()
         except BaseException:
             self._lock.release()
             raise
         self._thread = threads.spawn(self._watch, name=f"penstock-member-{name}")
 
-    def _open_journal(
-        self,
-        addresses: Mapping[str, tuple[str, int]],
-        cluster: bytes,
-        certificates: Path,
-        times: RaftTimes | None,
-    ) -> Replicated:
-        found = read_uuid(self._fs, self.path)
-        if found is None:
-            write_identity(self._fs, self.path, StoreIdentity(cluster, cluster))
-        elif found != cluster:
-            raise Invalid(f"{self.path} has a store of another cluster: give an empty folder")
-        raft = f"{self.path}/{RAFT_FILE}"
-        if not self._fs.exists(raft):  # a new member: the files of a store first, then it is a member for good
-            open_store(self.path, settings=replace(self._settings, background=False, serve=False)).close()
-            state = StateFile(self._fs, raft)
-            state.save(state.state)
-        server, client = member_contexts(certificates, self.name)
-        link = TcpLink(
+    def _open_journal(self) -> Replicated:
+        finish_installation(self._fs, self.path)
+        remove_folder(self._fs, f"{self.path}/{OUTGOING}")  # of a process that died
+        identity, others = self._prepare_folder(), [each for each in self._addresses if each != self.name]
+        server, client = self._contexts
+        self._link = TcpLink(
             self.name,
-            addresses,
-            cluster=cluster,
+            self._addresses,
+            cluster=self._cluster,
             server_context=server,
             client_context=client,
             clock=self._clock,
+            open_source=self._open_source,
         )
         log = Log.open(
             self._fs,
             f"{self.path}/journal",
             random=self._random,
             settings=self._settings.journal,
-            identity=cluster,
+            identity=identity.files,
         )
         try:
-            return Replicated(
+            journal = Replicated(
                 log,
-                StateFile(self._fs, raft),
+                StateFile(self._fs, f"{self.path}/{RAFT_FILE}"),
                 member=self.name,
-                others=[each for each in addresses if each != self.name],
-                link=link,
+                others=others,
+                link=self._link,
                 clock=self._clock,
                 random=self._random,
-                times=times,
+                times=self._times,
                 stored=self._stored_lsn(),
+                files=self._fetched,
+                lag_segments=self._lag_segments,
+                masters=self._masters,
             )
         except BaseException:
             log.close()
             raise
+        self._fetched.sweep(journal.bodies())
+        return journal
+
+    def _prepare_folder(self) -> StoreIdentity:
+        """Make the files of a new member, or check those of an old one."""
+        identity, raft = read_identity(self._fs, self.path), f"{self.path}/{RAFT_FILE}"
+        if identity is None:
+            identity = StoreIdentity(self._cluster, self._cluster)
+            write_identity(self._fs, self.path, identity)
+        elif identity.uuid != self._cluster:
+            raise Invalid(f"{self.path} has a store of another cluster: give an empty folder")
+        if not self._fs.exists(raft):  # a new member: the files of a store first, then it is a member for good
+            with open_store(self.path, settings=replace(self._settings, background=False, serve=False)) as store:
+                is_empty = store.view().lsn == 0
+            standing = MEMBER if len(self._addresses) == 1 else JOINING if is_empty else FOUNDER
+            StateFile(self._fs, raft).save(new_disk(self._random, standing=standing))
+        return identity
 
     def _stored_lsn(self) -> int:
         """Return the highest LSN that the files of the store hold."""
@@ -164,6 +194,9 @@ class Member:
             self._end_store()
             self._journal.recover()
             return ()
+        if (leader := self._journal.snapshot_from or self._fetched.lost) is not None:
+            self._take_snapshot(leader)
+            return ()
         found = self._journal.await_change(role, WATCH_S)
         failed = self._store is not None and self._store.is_failed
         if found == role and not failed:
@@ -176,6 +209,68 @@ class Member:
             return ()
         self._begin_store(found)
         return found
+
+    # -- snapshots
+
+    def _connect_files(self, member: str) -> FileClient:
+        address = self._link.address_of(member)
+        return FileClient(self.name, member, address, cluster=self._cluster, context=self._contexts[1])
+
+    def _open_source(self) -> MemberFiles:
+        source = MemberFiles(self._fs, self.path, self._store_to_ship, self._random)
+        with self._changed:
+            self._sources.add(source)
+        return source
+
+    def _store_to_ship(self) -> Store:
+        with self._changed:
+            if self._store is None or self._journal.leader != self.name:
+                raise WaitExpired(f"member {self.name} has no store to give a snapshot of: ask the leader")
+            return self._store
+
+    def _take_snapshot(self, leader: str) -> None:
+        """Replace the store by a snapshot of the leader's. What was fetched stays for the next attempt if it fails."""
+        logger.info("member %s takes a snapshot from %s", self.name, leader)
+        client = self._connect_files(leader)
+        try:
+            taker = SnapshotTaker(
+                self._fs, self.path, stop=lambda: self._closing.is_set() or self._journal.leader != leader
+            )
+            listing = taker.fetch(client)
+        except BaseException:
+            client.close()
+            raise
+        self._fetched.lost = None
+        self._end_store()
+        self._journal.close()  # from here on no entry is appended or acknowledged
+        self._snapshot = client
+        if not self._journal.has_entry(listing.end):  # else another leader sent the entries meanwhile
+            taker.make_ready(listing, self._cluster)
+        self._reopen()
+        self.snapshots_taken += 1
+
+    def _reopen(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._journal = self._open_journal()
+            except Exception as error:
+                threads.raise_interrupt(error)
+                logger.warning("member %s cannot open its journal, and tries again: %s", self.name, error)
+                self._closing.wait(RETRY_S)
+            else:
+                return
+
+    def _end_snapshot(self) -> None:
+        client, self._snapshot = self._snapshot, None
+        if client is not None:
+            client.close()
+
+    def move(self, addresses: Mapping[str, tuple[str, int]]) -> None:
+        """Use other addresses of the other members from now on."""
+        self._addresses.update({name: at for name, at in addresses.items() if name != self.name})
+        self._link.move({name: at for name, at in addresses.items() if name != self.name})
+
+    # -- the store of a role
 
     def _give_up_role(self) -> None:
         """After a failure: leave the lead to a member that can open its store."""
@@ -201,11 +296,15 @@ class Member:
         with self._changed:
             self._store, self._role = store, role
             self._changed.notify_all()
+        self._end_snapshot()
         logger.info("member %s %s in term %d", self.name, "leads" if role[0] else "follows", self._journal.current_term)
 
     def _end_store(self) -> None:
         with self._changed:
             store, self._store, self._role = self._store, None, ()
+            sources = list(self._sources)
+        for source in sources:
+            source.close()
         if store is not None:
             try:
                 store.close()
@@ -225,6 +324,11 @@ class Member:
     def leader(self) -> str | None:
         """The name of the member that leads, if one is known."""
         return self._journal.leader
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether this member does not vote yet: its disk is new."""
+        return self._journal.is_joining
 
     @property
     def committed(self) -> int:
@@ -251,7 +355,9 @@ class Member:
 
     def _close(self) -> None:
         self._closing.set()
+        self._fetched.close()
         self._thread.join(OPEN_S)
+        self._end_snapshot()
         self._journal.close()
         self._lock.release()
         self._closed = True

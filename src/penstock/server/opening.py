@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from penstock.archive.master_keys import Keys
+from penstock.archive.object_urls import check_url
 from penstock.arguments import flag, in_short, seconds
 from penstock.errors import Invalid, StoreLocked, WaitExpired
 from penstock.host import threads
@@ -42,11 +45,21 @@ def open(  # noqa: A001 - penstock.open reads well
     engine: EngineOpener = LmdbEngine,
     timeout_s: float = YIELD_S,
     read_only: bool = False,
+    keys: Keys | None = None,
+    encrypt: bool | None = None,
+    archive: str | None = None,
 ) -> Store:
     """Open the store in `path` as its owner; create it if it does not exist.
 
+    `keys` are the master keys of encrypted tables: "file:PATH", "env:NAME", a dict of 32 bytes by version, or a
+    function; by default what the variable PENSTOCK_KEYS says. `encrypt=True` encrypts new tables, unless they are
+    created with `encrypted=False`. Both are also in `settings`.
+
     `read_only=True` reads an existing store that no process has open, also in a folder that cannot be written: it holds
     everything that was durable, nothing on disk changes, and writes raise `ReadOnly`. `StoreLocked` if it has an owner.
+
+    `archive`: the URL of an object store for files of this store, as `s3://bucket/prefix` (`gs://`, `az://`,
+    `file:///a/folder`); credentials come from the environment. The store remembers it.
 
     An owner that a client started yields once no client holds a snapshot or a lease in it; `StoreLocked` if that takes
     longer than `timeout_s`, and at once if another program opened the store.
@@ -57,18 +70,26 @@ def open(  # noqa: A001 - penstock.open reads well
     if settings is not None and not isinstance(settings, StoreSettings):
         raise Invalid(f"settings are a penstock.StoreSettings(...), not {in_short(settings)}")
     timeout_s = seconds(timeout_s, "timeout_s", math.inf)
-    settings, clock, random = settings or StoreSettings(), clock or SystemClock(), random or system_random()
+    archive = None if archive is None else check_url(archive)
+    settings = settings or StoreSettings()
+    if keys is not None:
+        settings = replace(settings, keys=keys)
+    if encrypt is not None:
+        settings = replace(settings, encrypt=flag(encrypt, "encrypt"))
+    clock, random = clock or SystemClock(), random or system_random()
     is_real = fs is None or isinstance(fs, OsFileSystem)
     name = store_folder(path) if is_real else path_text(path)
     if is_real and not read_only:
         check_new_folder(name)
     if flag(read_only, "read_only"):
         try:
-            return open_store(name, settings=settings, fs=fs, clock=clock, random=random, read_only=True)
+            return open_store(
+                name, settings=settings, fs=fs, clock=clock, random=random, read_only=True, archive=archive
+            )
         except StoreLocked as locked:
             owner = "this process: use that store" if locked.here else "another process: use penstock.connect"
             raise StoreLocked(f"{name} is open in {owner}, or close it first") from None
-    opener = partial(open_store, name, settings=settings, clock=clock, random=random, engine=engine)
+    opener = partial(open_store, name, settings=settings, clock=clock, random=random, engine=engine, archive=archive)
     if not settings.serve or not settings.background or not is_real:
         if settings.metrics_port is None:
             return opener(fs=fs)

@@ -73,7 +73,7 @@ def _source_state(port: Port, request: wire.PlanBatch) -> wire.SourceState | Non
     info = port.table(request.source)
     if info is None:
         return None
-    table = stream_of(info).source(port, info)
+    table = stream_of(info, changes=request.changes).source(port, info)
     begin = f"consumer:{request.consumer}" if request.consumer else request.begin
     position = table.offsets(begin) if begin else {}
     earliest = table.offsets("earliest")

@@ -15,7 +15,7 @@ from penstock.protocol import wire
 from penstock.server.rights import READ, Rights
 from penstock.server.work import Work
 from penstock.store.metrics import LEDGER_NAME
-from penstock.store.statistics import StoreStatistics
+from penstock.store.reports import StoreStatistics
 from penstock.store.store import Store
 from penstock.store.views import StoreView
 

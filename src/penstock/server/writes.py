@@ -141,7 +141,7 @@ class GroupTaker:
         pending = PendingGroup(group.condition)
         for partition, part in group.sections:
             if type(part) is list:  # exactly: a kind's section may be a subclass of list
-                pending.sections[partition] = self._port.accept(partition, part)
+                self._port.accept(pending, partition, part)
             else:
                 pending.sections[partition] = (*pending.sections.get(partition, ()), part)
         return pending

@@ -121,7 +121,7 @@ class BatchRunner:
             raise Invalid(f"dead_letter is {self._dead}, the source: each would be read again; give another")
         plan, source = self.plan([] if self._dead is None else [self._dead])
         info = source.table
-        stream = stream_of(info)
+        stream = stream_of(info, changes=self._source.changes)
         self._columns, self.of_changes = stream.columns, isinstance(stream, FeedStream)
         if self._dead is not None and not self._columns.payload:
             raise Invalid(f"dead_letter takes messages of a queue, and {info.name} is a change feed: leave it out")
@@ -301,7 +301,8 @@ class BatchRunner:
         moved = [shard for shard in end if start[shard] < end[shard]]
         with self._source.store().batch() as group:
             rows = use(group, plan.tables, encoded)
-            group.require(*move_condition(source.table, self._consumer, _only(start, moved), _only(end, moved)))
+            ranges, changes = (_only(start, moved), _only(end, moved)), self._source.changes
+            group.require(*move_condition(source.table, self._consumer, *ranges, changes=changes))
         if group.duplicate:  # the consumer was at `start` when the batch began
             raise PositionConflict(
                 f"consumer {self._consumer} is past a batch that this driver was writing: another driver took over, "

@@ -104,11 +104,11 @@ def _condition(
 
 
 def move_condition(
-    info: TableInfo, consumer: str, start: Mapping[int, int], end: Mapping[int, int]
+    info: TableInfo, consumer: str, start: Mapping[int, int], end: Mapping[int, int], *, changes: bool = False
 ) -> tuple[str, bytes]:
-    """Return the condition with which a batch moves a consumer."""
+    """Return the condition with which a batch moves a consumer; `changes`: of the table's change feed."""
     ranges = [(shard, start[shard], end[shard]) for shard in sorted(start)]
-    return stream_of(info).move(info, consumer, ranges)
+    return stream_of(info, changes=changes).move(info, consumer, ranges)
 
 
 def prepare(planned: Mapping[str, PlannedTable], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:

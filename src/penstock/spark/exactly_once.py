@@ -14,7 +14,7 @@ from typing import Any
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
 
-from penstock.arguments import in_short, seconds, whole
+from penstock.arguments import flag, in_short, seconds, whole
 from penstock.errors import Invalid, NotFound
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import Retries, stop_on_signals
@@ -47,10 +47,12 @@ def stream(
     available_now: bool = False,
     dead_letter: str | None = None,
     dead_letter_max: int = 1_000,
+    changes: bool = False,
 ) -> Any:
     """Start a stream from a queue, or from the change feed of a table, and return Spark's query.
 
-    `batch(df)` returns DataFrames by table name.
+    `batch(df)` returns DataFrames by table name. `changes=True` follows the change feed of a queue, not its messages;
+    of any other table the feed is all that can be followed.
 
     With `dead_letter` (a queue), a DataFrame that `batch` returns under that name is written there with its column
     `reason`, and so is every record that makes `batch` fail. If more than `dead_letter_max` records of one micro-batch
@@ -67,7 +69,8 @@ def stream(
     """
     mute_accumulators(spark)
     most = whole(dead_letter_max, "dead_letter_max", 1, DEAD_LETTERS_MAX)
-    ref = TableRef.of({"path": path, "table": source})
+    followed = "true" if flag(changes, "changes") else "false"
+    ref = TableRef.of({"path": path, "table": source, "changes": followed})
     runner = BatchRunner(spark, ref, consumer, batch, dead_letter=dead_letter, dead_letter_max=most)
     start = runner.begin()
     if interval_s is not None:

@@ -73,7 +73,7 @@ def promql(  # noqa: PLR0917 - as `query_range`
     """Evaluate a PromQL expression over a range of time on Spark; the rows are those of `SeriesTable.query_range`.
 
     The range is divided into slices of time, by default about twice as many as Spark has cores, and more if they would
-    have more than 11,000 steps; `splits` is their number. The rows have no order.
+    have more than 11,001 steps; `splits` is their number. The rows have no order.
 
     >>> start = 1_700_000_000_000_000
     >>> epoch = store.series("metrics").write("cpu", 0.42, {"host": "a"}, time=start, durable=True)

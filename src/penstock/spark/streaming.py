@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import KindMismatch, NotFound
 from penstock.feeds import FeedStream, stream_of
-from penstock.kinds import partitions_of
+from penstock.kinds import Streamable, partitions_of
 from penstock.partition.ledger import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
@@ -69,11 +69,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._skips = choice(options, "onloss", ("fail", "skip")) == "skip"
         self._last: Offset | None = None  # where an availableNow run ends
         self._state = self._ref.source_state()  # the last reply; raises now if the table cannot be streamed
-        changes = choice(options, "changes", ("false", "true")) == "true"
-        if isinstance(stream_of(self._state.table), FeedStream) and not changes:
+        if isinstance(self._stream(self._state.table), FeedStream) and not self._ref.changes:
             raise KindMismatch(
                 f"table {self._ref.table} is streamed by its change feed: add .option('changes', 'true')"
             )
+
+    def _stream(self, info: TableInfo) -> Streamable:
+        return stream_of(info, changes=self._ref.changes)
 
     def initialOffset(self) -> Offset:
         self._state = self._ref.source_state(begin=self._start)
@@ -131,7 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a batch. `read` notices messages that were trimmed since the last reply."""
         begin = self._checked(start)
         ranges = [ShardRange(shard, low, end[str(shard)]) for shard, low in begin.items() if low < end[str(shard)]]
-        if isinstance(stream_of(self._state.table), FeedStream):
+        if isinstance(self._stream(self._state.table), FeedStream):
             return [OffsetPartition(self._state.table, [one]) for one in ranges]
         if 0 < sum(one.end - one.start for one in ranges) <= TASK_ROWS:
             return [OffsetPartition(self._state.table, ranges)]
@@ -144,7 +146,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, OffsetPartition)
         info = partition.table
-        kind, partitions, stream = kind_named(info.kind, info.name), partitions_of(info), stream_of(info)
+        kind, partitions, stream = kind_named(info.kind, info.name), partitions_of(info), self._stream(info)
         if isinstance(stream, FeedStream):
             query = stream.range_query(partition.ranges, skip=self._skips)
             return for_spark(self._ref.store().port.query(info, *query), self._schema)

@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import cast
 
 from pyspark import TaskContext
 
 from penstock.client.building import building
 from penstock.client.certificates import SCHEME
-from penstock.client.connect import connect
+from penstock.client.connect import READS, Reads, connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, NotFound
 from penstock.host import threads
@@ -32,10 +33,10 @@ from penstock.registry import kind_named
 from penstock.store.identity import read_uuid
 from penstock.store.loading import LEASE_S
 
-OPTIONS = ("path", "table", "token", "authority")  # of every reader and writer
+OPTIONS = ("path", "table", "token", "authority", "reads")  # of every reader and writer
 _FILE = re.compile("^file:/+")  # Spark's form of a path in some statements
 _lock = threads.lock("spark.stores")
-_stores: dict[tuple[int, str, str], RemoteStore] = {}  # guarded by _lock; by process, path or address, and token
+_stores: dict[tuple[int, str, str], RemoteStore] = {}  # guarded by _lock; by process, path or address, token and reads
 _frozen: set[int] = set()  # processes whose imports are excluded from garbage collection
 
 
@@ -47,6 +48,8 @@ class TableRef:
     table: str = ""
     token: str = ""  # of a server
     authority: str = ""  # a file with the certificate of the authority that signed the server's
+    changes: bool = False  # whether the change feed of the table is meant
+    reads: Reads = "leader"  # of a cluster: see `penstock.connect`
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, table: bool = True) -> TableRef:
@@ -68,15 +71,20 @@ class TableRef:
             raise Invalid(f"say which table of {path}: .option('table', 'name'){hint}")
         known = os.environ if path.startswith(SCHEME) else {}
         token = options.get("token") or known.get("PENSTOCK_TOKEN", "")
-        return cls(path.rstrip("/"), name, token, options.get("authority") or known.get("PENSTOCK_AUTHORITY", ""))
+        authority = options.get("authority") or known.get("PENSTOCK_AUTHORITY", "")
+        changes = choice(options, "changes", ("false", "true")) == "true"
+        reads = cast(Reads, choice(options, "reads", READS))
+        return cls(path.rstrip("/"), name, token, authority, changes, reads)
 
     def store(self) -> RemoteStore:
         """Return this process's connection to the store."""
-        key = threads.process_id(), self.path, self.token
+        key = threads.process_id(), self.path, self.token + self.reads
         with _lock:
             store = _stores.get(key)
             if store is None or _uuid(self.path) not in (None, store.uuid):  # the folder has another now
-                store = _stores[key] = connect(self.path, token=self.token or None, authority=self.authority or None)
+                store = _stores[key] = connect(
+                    self.path, token=self.token or None, authority=self.authority or None, reads=self.reads
+                )
                 freeze_imports()
             return store
 
@@ -97,18 +105,18 @@ class TableRef:
     def root(self) -> str | None:
         """The store's folder, if this process sees it and it holds this store."""
         store = self.store()
-        return store.path if _uuid(store.path) == store.uuid else None
+        return store.path if store.port.shares_files and _uuid(store.path) == store.uuid else None
 
     def plan(self, names: Iterable[str] = (), *, source: str = "", consumer: str = "") -> BatchTables:
         """Return the tables that a batch writes to and the state of its source, in one request."""
         store, wanted = self.store(), list(names)
-        plan = store.port.plan_batch(wanted, source=source, consumer=consumer)
+        plan = store.port.plan_batch(wanted, source=source, consumer=consumer, changes=self.changes)
         if source and plan.source is None:
             raise replace(self, table=source)._unknown()
         infos = {info.name: info for info in plan.tables}
         tables = {}
         for name in wanted:
-            ref = replace(self, table=name)
+            ref = replace(self, table=name, changes=False)
             if name not in infos:
                 raise ref._unknown()
             tables[name] = PlannedTable(ref, infos[name], store.path, (store.identity, store.uuid), plan.time_us)
@@ -123,7 +131,13 @@ class TableRef:
         """
         port = self.store().port
         state = port.plan_batch(
-            [], source=self.table, start=start, rows_max=rows_max, bytes_max=bytes_max, begin=begin
+            [],
+            source=self.table,
+            start=start,
+            rows_max=rows_max,
+            bytes_max=bytes_max,
+            begin=begin,
+            changes=self.changes,
         ).source
         if state is None:
             raise self._unknown()

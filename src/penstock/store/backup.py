@@ -23,27 +23,34 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from penstock.errors import Closed, CorruptionError, Invalid, NotFound, StoreLocked
+from penstock.archive.objects import FileKey, parse_file_key
+from penstock.errors import Closed, CorruptionError, NotFound, StoreLocked
 from penstock.host.clock import Clock
+from penstock.host.file_errors import unreadable
 from penstock.host.file_operations import make_dirs, walk
 from penstock.host.files import FileSystem
-from penstock.host.paths import absolute, parent, path_text
+from penstock.host.paths import parent
 from penstock.journal.consensus import Consensus
 from penstock.kinds import FileKeeping, OwnFile, partitions_of
 from penstock.log.chain import is_segment
 from penstock.lsm.collection import Collector
-from penstock.lsm.maintenance import COMPANION, KEPT
+from penstock.lsm.maintenance import COMPANION, KEPT, Maintenance
 from penstock.lsm.sstable import Sstable
 from penstock.manifest.engine import ReadView
 from penstock.manifest.manifest import Manifest
-from penstock.manifest.tables import CHUNKS, WAL_STATE
+from penstock.manifest.records import ChunkEntryRecord, ChunkResidency, Evicted
+from penstock.manifest.tables import CHUNKS, DB, WAL_STATE
 from penstock.partition.aside import FOLDER as ASIDE
 from penstock.partition.aside import AsideLog
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.ledger import TableInfo
-from penstock.partition.reference import files_of
+from penstock.partition.machine import SPILL
+from penstock.partition.reference import files_of, references_of
+from penstock.partition.roster import describe
 from penstock.partition.snapshots import INSTALL, SNAPSHOT, PartitionSnapshots
+from penstock.partition.storage_options import FOLDER
 from penstock.registry import kind_named
+from penstock.store.archived_tables import ArchivedTables
 from penstock.store.backup_folder import (
     SHARED,
     VERSION,
@@ -53,29 +60,16 @@ from penstock.store.backup_folder import (
     Copier,
     CopyProgress,
     Progress,
+    ends_of,
     ends_of_file,
+    naming_the_disk,
 )
-from penstock.store.dropped import SPILL, DroppedShards
+from penstock.store.dropped import DroppedShards
 from penstock.store.port import LocalPort
+from penstock.store.reports import BackupReport
 
 WAIT_S = 60.0  # for a checkpoint or a removal of files that is under way
 ATTEMPTS = 5  # to copy a spill whose shard is opened meanwhile
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackupReport:
-    """A backup that was made.
-
-    >>> store.backup("backups").number, store.backup("backups").number
-    (1, 2)
-    """
-
-    number: int
-    lsn: int  # it holds everything up to here, in every table
-    files: int
-    bytes: int
-    files_copied: int  # the others are shared with earlier backups
-    bytes_copied: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +89,8 @@ class BackupSource:
     aside: AsideLog
     snapshots: PartitionSnapshots
     port: LocalPort
+    archived: ArchivedTables
+    maintenance: Maintenance
 
 
 class Backup:
@@ -108,6 +104,8 @@ class Backup:
         self._copier = Copier(source.fs, stop)
         self._progress = progress
         self._made: set[str] = set()  # folders
+        self._chunks: list[ChunkEntryRecord] = []  # of the manifest that was copied
+        self._residencies: dict[str, ChunkResidency] = {}  # of these, by path
         self._files: list[BackedFile] = []
         self._copied = CopyProgress(files=0, files_total=0, bytes=0, bytes_total=0)
 
@@ -120,18 +118,21 @@ class Backup:
         except StoreLocked:
             raise StoreLocked(f"another backup is being written to {folder.root}: wait for its end") from None
         try:
-            folder.prepare(source.uuid.hex())
-            earlier = folder.listings()
-            number = folder.begin(earlier)
+            with naming_the_disk(folder.root):
+                folder.prepare(source.uuid.hex())
+                earlier = folder.listings()
+                number = folder.begin(earlier)
             self._finish_installations()
             with source.snapshots.held_off(), source.collector.readers.holding(source.fs):
                 source.collector.await_end(WAIT_S)
                 source.dropped.await_end(WAIT_S)
-                lsn = self._copy_all(folder.own(number), earlier)
+                with naming_the_disk(folder.root):
+                    lsn = self._copy_all(folder.own(number), earlier)
             listing = BackupListing(
                 VERSION, number, source.uuid.hex(), source.identity.hex(), lsn, source.clock.time_us(), self._files
             )
-            folder.publish(listing)
+            with naming_the_disk(folder.root):
+                folder.publish(listing)
             if keep is not None:
                 whole = [*earlier, listing]
                 folder.remove(whole[:-keep], whole[-keep:])
@@ -159,18 +160,20 @@ class Backup:
             for folder in self._spills():
                 self._copy_log(own, folder)
             self._make(f"{own}/journal")
-            lsn = source.consensus.copy_to(f"{own}/journal", source.checkpoint.needed_from())
+            first = source.checkpoint.needed_from()
+            lsn = self._copy_journal(f"{own}/journal", first)
             for name in source.fs.listdir(f"{own}/journal"):
                 self._list_own(own, f"journal/{name}")
         for file in kept:
             if not file.is_whole:
                 self._copy_own(own, file)
-        chunks = [row for _, row in CHUNKS.scan(rows)]
-        for row in chunks:
-            if row.staged:  # not adopted: it may be unfinished, or discarded meanwhile
-                for name in files_of(row.file_name):
-                    with suppress(FileNotFoundError):
-                        self._copy_own(own, OwnFile(name, -1, None, is_whole=False))
+        chunks = self._chunks = [row for _, row in CHUNKS.scan(rows)]
+        self._residencies = {row.file_name: row.residency for row in chunks}
+        staged = {row.file_name for row in chunks if row.staged}  # not adopted: one may be unfinished, or discarded
+        for file_name in sorted(staged | self._named_since(first, lsn, chunks)):
+            for name in files_of(file_name):
+                with suppress(FileNotFoundError):
+                    self._copy_own(own, OwnFile(name, -1, None, is_whole=False))
         shared = [(file.path, file.size) for file in kept if file.is_whole]
         for folder in snapshot_folders(rows):
             shared += [(f"{folder}/{name}", -1) for name in walk(source.fs, f"{source.root}/{folder}")]
@@ -180,12 +183,25 @@ class Backup:
         self._share(own, shared, earlier)
         return int(lsn)
 
+    def _copy_journal(self, folder: str, first: int) -> int:
+        """Copy the journal's records from `first` on, up to the last that is durable; return its LSN."""
+        return int(self._source.consensus.copy_to(folder, first))
+
+    def _named_since(self, first: int, last: int, chunks: list[ChunkEntryRecord]) -> set[str]:
+        """Return the files that records of the journal name, and the older copy of the manifest does not."""
+        known, found = {row.file_name for row in chunks}, set[str]()
+        for lsn, body in self._source.consensus.records(first) if first <= last else ():
+            if lsn > last:
+                break
+            found |= {file.file_name for file in references_of(body)} - known
+        return found
+
     def _finish_installations(self) -> None:
         """Open shards whose files are to be replaced by a snapshot: opening them does it."""
         source = self._source
         for info in source.port.tables():
             for shard, partition in enumerate(partitions_of(info)):
-                if source.fs.exists(f"{source.root}/tables/{info.table_id}/{shard}{INSTALL}"):
+                if source.fs.exists(f"{source.root}/{describe(info, shard).folder}{INSTALL}"):
                     source.port.machine(partition)
 
     # -- files of this backup alone
@@ -211,11 +227,13 @@ class Backup:
 
     def _spills(self) -> Iterable[str]:
         fs, root = self._source.fs, self._source.root
-        for table in fs.listdir(f"{root}/tables"):
-            with suppress(NotADirectoryError, FileNotFoundError):
-                for name in fs.listdir(f"{root}/tables/{table}"):
-                    if name.endswith(SPILL):
-                        yield f"tables/{table}/{name}"
+        folders = {FOLDER, *(info.storage_options.wal_dir for info in self._source.port.tables())}
+        for folder in sorted(folders):
+            for table in _names(fs, f"{root}/{folder}"):
+                with suppress(NotADirectoryError, FileNotFoundError):
+                    for name in fs.listdir(f"{root}/{folder}/{table}"):
+                        if name.endswith(SPILL):
+                            yield f"{folder}/{table}/{name}"
 
     def _copy_log(self, own: str, folder: str) -> None:
         """Copy the segments of a log to which nothing is appended. Opening it meanwhile may replace its last one."""
@@ -241,7 +259,7 @@ class Backup:
             listed = self._copier.write(file.content, target)
         else:
             size = None if file.size < 0 else file.size
-            listed = self._copier.copy(f"{self._source.root}/{file.path}", target, size)
+            listed = self._copier.copy(self._readable(file.path), target, size)
         self._add(BackedFile(file.path, *listed, shared=False))
 
     def _list_own(self, own: str, path: str) -> None:
@@ -261,7 +279,8 @@ class Backup:
         to_copy: list[tuple[str, int]] = []
         for path, size in wanted:
             listed = known.get(path)
-            size = self._size(path) if size < 0 else size
+            evicted = self._evicted(path)
+            size = evicted.size if evicted is not None else self._size(path) if size < 0 else size
             if listed is not None and self._is_same(listed, size):
                 self._files.append(listed)
             else:
@@ -277,10 +296,25 @@ class Backup:
                 continue
             target = f"{self._folder.root}/{SHARED}/{path}"
             self._make(parent(target))
-            listed_as = self._copier.copy(f"{self._source.root}/{path}", target, size)
+            listed_as = self._copier.copy(self._readable(path), target, size)
             self._add(BackedFile(path, *listed_as, shared=True))
             if path.endswith(".idx"):
                 self._verify(f"{self._folder.root}/{SHARED}/{path.removesuffix('.idx')}.sst")
+
+    def _evicted(self, path: str) -> FileKey | None:
+        """Return what the key of an evicted file says; None if the file is in the store's folder."""
+        residency = self._residencies.get(path)
+        if not isinstance(residency, Evicted) or self._source.fs.exists(f"{self._source.root}/{path}"):
+            return None
+        return parse_file_key(residency.object)
+
+    def _readable(self, path: str) -> str:
+        """Return where a file of the store can be read: in its folder, or as a copy from the archive."""
+        if self._evicted(path) is None:
+            return f"{self._source.root}/{path}"
+        residency = self._residencies[path]
+        assert isinstance(residency, Evicted)
+        return self._source.archived.cached_object(residency.object, path)
 
     def _size(self, path: str) -> int:
         try:
@@ -295,13 +329,28 @@ class Backup:
             file.close()
 
     def _is_same(self, listed: BackedFile, size: int) -> bool:
+        """Whether the store's file is the one that an earlier backup listed, and the copy looks whole."""
+        if listed.size != size:
+            return False
+        evicted = self._evicted(listed.path)
+        here, copy = f"{self._source.root}/{listed.path}", f"{self._folder.root}/{SHARED}/{listed.path}"
+        same = self._ends(here, size) == listed.ends if evicted is None else evicted.checksum == listed.checksum
+        return same and listed.ends == self._ends(copy, size)
+
+    def _ends(self, path: str, size: int) -> int | None:
+        """Return the checksum of a file's ends; None if it is missing, has another size or cannot be read."""
         fs = self._source.fs
-        copy = f"{self._folder.root}/{SHARED}/{listed.path}"
-        return (
-            listed.size == size
-            and fs.exists(copy)
-            and listed.ends == ends_of_file(fs, f"{self._source.root}/{listed.path}", size)
-        )
+        try:
+            file = fs.open(path)
+            try:
+                return ends_of(file, size) if file.size() == size else None
+            finally:
+                file.close()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            unreadable(error, path)
+            return None
 
     def _verify(self, path: str) -> None:
         """Raise `CorruptionError` if an sstable that was just copied is damaged, naming the store's file."""
@@ -349,10 +398,15 @@ class Backup:
 def snapshot_folders(rows: ReadView) -> list[str]:
     """Return the folders of the partition snapshots that a manifest names, relative to the store."""
     return [
-        f"tables/{key.db_id}/{key.shard - KEPT}{SNAPSHOT}/{row.stored_lsn:020d}"
+        f"{_chunk_dir(rows, key.db_id)}/{key.db_id}/{key.shard - KEPT}{SNAPSHOT}/{row.stored_lsn:020d}"
         for key, row in WAL_STATE.scan(rows)
         if KEPT <= key.shard < COMPANION
     ]
+
+
+def _chunk_dir(rows: ReadView, db_id: int) -> str:
+    descriptor = DB.get(rows, db_id)
+    return FOLDER if descriptor is None else descriptor.options.chunk_dir
 
 
 def _names(fs: FileSystem, folder: str) -> list[str]:
@@ -360,12 +414,3 @@ def _names(fs: FileSystem, folder: str) -> list[str]:
         return sorted(fs.listdir(folder))
     except FileNotFoundError:
         return []
-
-
-def check_target(target: object, root: str) -> str:
-    """Return the absolute path of a folder for backups; `Invalid` if it is inside the store's, or around it."""
-    folder, store = absolute(path_text(target)), absolute(root)
-    for inner, outer in ((folder, store), (store, folder)):
-        if f"{inner}/".startswith(f"{outer.rstrip('/')}/"):
-            raise Invalid(f"{folder} is not beside the store {store}: give a folder elsewhere, best on another disk")
-    return folder

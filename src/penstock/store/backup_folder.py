@@ -15,7 +15,8 @@ Invariants: (1) a LISTING names only files that are whole and durable. (2) a fil
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,14 +24,15 @@ import google_crc32c
 import msgspec
 
 from penstock.arguments import in_short
-from penstock.errors import Closed, CorruptionError, Invalid, NotFound, UnsupportedVersion
+from penstock.errors import Closed, CorruptionError, DiskFull, Invalid, NotFound, PenstockError, UnsupportedVersion
+from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import make_dirs, publish, remove_file, remove_folder, walk
 from penstock.host.files import File, FileSystem
 from penstock.host.paths import parent
 
 VERSION = 1
 MARKER, LISTING, SHARED = "BACKUPS", "LISTING", "files"
-COPY_BYTES = 4 << 20
+COPY_BYTES = 256 << 10  # above 1 MiB each read would get fresh pages from the system: half the rate
 ENDS_BYTES = 64 << 10
 _NUMBER = re.compile(r"[0-9]{6}")
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
@@ -105,7 +107,7 @@ class Copier:
         read = self.fs.open(source)
         try:
             length = read.size() if size is None else size
-            ends = _ends(read, length)
+            ends = ends_of(read, length)
             temporary = f"{target}.tmp"
             if self.fs.exists(temporary):
                 self.fs.unlink(temporary)
@@ -155,16 +157,28 @@ class Copier:
         return checksum
 
 
+@contextmanager
+def naming_the_disk(target: str) -> Iterator[None]:
+    """Say which disk is full while a copy is written to `target`: mostly it is another one than the source's."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, PenstockError) or not is_disk_full(error):  # some are subclasses of `OSError`
+            raise
+        raise DiskFull(f"{target} has no room, its disk is full: free some space there, then retry") from error
+
+
 def ends_of_file(fs: FileSystem, path: str, length: int) -> int:
     """Return the checksum of a file's two ends."""
     file = fs.open(path)
     try:
-        return _ends(file, length)
+        return ends_of(file, length)
     finally:
         file.close()
 
 
-def _ends(file: File, length: int) -> int:
+def ends_of(file: File, length: int) -> int:
+    """Return the checksum of an open file's two ends."""
     head = file.pread(min(ENDS_BYTES, length), 0)
     tail = file.pread(min(ENDS_BYTES, length), max(0, length - ENDS_BYTES))
     return int(google_crc32c.extend(google_crc32c.value(head), tail))
@@ -219,7 +233,8 @@ class BackupFolder:
     def _listing(self, number: int) -> BackupListing:
         path = f"{self.own(number)}/{LISTING}"
         listing = self._read(path, BackupListing)
-        if listing.number != number or not all(_PATH.fullmatch(file.path) for file in listing.files):
+        files = listing.files
+        if listing.number != number or not all(_PATH.fullmatch(file.path) and file.size >= 0 for file in files):
             raise CorruptionError(path, 0, "it is not the list of this backup")
         return listing
 
@@ -239,7 +254,7 @@ class BackupFolder:
                     f"{path} has version {version}, this Penstock reads {VERSION}: use a newer one"
                 )
             return msgspec.json.decode(body, type=of)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptionError(path, 0, f"it does not decode ({error})") from None
 
     # -- writing

@@ -230,10 +230,10 @@ class StoreBatch(KvOfBatch):
         files = dict(self._files)
         for info, loaded in self._loads.values():
             self._put_load(info, loaded, group, files)
+        if not group.sections.keys().isdisjoint(files):  # before files are accepted
+            raise Invalid("a batch either writes to a shard or adopts files for it")
         for partition, some in files.items():
-            if partition in group.sections:
-                raise Invalid("a batch either writes to a shard or adopts files for it")
-            group.sections[partition] = self._port.accept(partition, some)
+            self._port.accept(group, partition, some)
         return group if group.sections or bound else None
 
     def _put_load(

@@ -11,52 +11,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-import msgspec
-
+from penstock.archive.container import open_chunk
 from penstock.errors import Closed, CorruptionError, NotFound, PenstockError, Restore
+from penstock.host.file_errors import unreadable
 from penstock.host.file_operations import walk
 from penstock.kinds import FileKeeping, partitions_of
 from penstock.log.damage import damaged_segments
+from penstock.lsm.index import Index
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.sstable import Sstable
+from penstock.lsm.writer import index_path
 from penstock.manifest.invariants import check_all
 from penstock.manifest.keys import ChunkKey
-from penstock.manifest.records import ChunkEntryRecord
+from penstock.manifest.records import ChunkEntryRecord, Evicted
 from penstock.manifest.tables import CHUNKS
 from penstock.partition.aside import FOLDER as ASIDE
 from penstock.partition.aside import Trouble
 from penstock.partition.reference import files_of
 from penstock.partition.roster import describe
 from penstock.registry import kind_named
+from penstock.store.archive_run import STAGING
+from penstock.store.archive_url import ARCHIVE_FILE
+from penstock.store.archived_tables import CACHE
 from penstock.store.backup import WAIT_S, BackupSource, snapshot_folders
 from penstock.store.backup_folder import CopyProgress, Progress
-from penstock.store.dropped import SPILL
 from penstock.store.following import RAFT_FILE
-from penstock.store.restore import FileDamage
+from penstock.store.reports import CheckReport, FileDamage
 
-_ATTEMPTS = 10  # to read a journal whose beginning is dropped meanwhile
-_ROOT_FILES = frozenset({"LOCK", "MEMBER", "OPENING", "RESERVE", "STORE", "TIME", RAFT_FILE, f"{RAFT_FILE}.new"})
-_ROOT_FOLDERS = frozenset({"aside", "journal", "run", "tables"})
-
-
-class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check of the whole store found.
-
-    >>> report = store.check()
-    >>> report.ok, report.damage, report.troubles
-    (True, [], [])
-    """
-
-    troubles: list[Trouble]  # acknowledged writes that cannot be read
-    damage: list[FileDamage]  # files that are not as they were written, and rules that are broken
-    orphans: list[str]  # files that nothing names, relative to the store: they only cost space
-    files: int  # that were read
-    bytes: int
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything that was acknowledged can be read. Orphans harm nothing."""
-        return not self.troubles and not self.damage
+_ATTEMPTS = 10  # to read a log whose last segment is replaced meanwhile
+_ROOT_FILES = frozenset(
+    {ARCHIVE_FILE, "LOCK", "MEMBER", "OPENING", "RESERVE", "STORE", "TIME", RAFT_FILE, f"{RAFT_FILE}.new"}
+)
+_ROOT_FOLDERS = frozenset({STAGING, "aside", CACHE, "journal", "run", "tables"})
 
 
 class StoreCheck:
@@ -104,6 +90,9 @@ class StoreCheck:
 
     def _check_sstable(self, key: ChunkKey, row: ChunkEntryRecord) -> None:
         path = f"{self._source.root}/{row.file_name}"
+        if isinstance(row.residency, Evicted) and not self._source.fs.exists(path):
+            self._check_index(index_path(path))
+            return
         damage: list[tuple[str, str]] = []
         try:
             table = Sstable.open(path, fs=self._source.fs)
@@ -119,10 +108,32 @@ class StoreCheck:
             damage = [(error.path, _reason(error))]
         except Restore as error:
             damage = [(path, str(error))]
+        except OSError as error:
+            damage = [_damage_of(error, path)]
         if damage and self._source.manifest.get_chunk(key) == row:  # else it was replaced and removed meanwhile
             for where, reason in damage:
                 self._add(where, reason)
         self._count(row.size_bytes)
+
+    def _check_index(self, path: str) -> None:
+        """Check what the folder has of an evicted file; `verify_archive` reads its object."""
+        try:
+            chunk = open_chunk(self._source.fs, path)
+            try:
+                index = Index(chunk)
+                for number in range(index.pages):
+                    index.recheck(number)
+            finally:
+                chunk.close()
+        except FileNotFoundError:
+            self._add(path, "the index of an evicted file is missing")
+        except CorruptionError as error:
+            self._add(error.path, _reason(error))
+        except Restore as error:
+            self._add(path, str(error))
+        except OSError as error:
+            self._add(*_damage_of(error, path))
+        self._count(0)
 
     # -- files of kinds
 
@@ -141,48 +152,79 @@ class StoreCheck:
                     for file in kind.own_files(machine):
                         yield file.path
                         self._count(file.size, more=True)
-                except PenstockError as error:
+                except (PenstockError, OSError) as error:
                     if port.table_by_id(info.table_id) is not None and not isinstance(error, Closed):
-                        self._add(f"{self._source.root}/tables/{info.table_id}", str(error))
+                        folder = f"{self._source.root}/{info.storage_options.chunk_dir}/{info.table_id}"
+                        found = _damage_of(error, folder) if isinstance(error, OSError) else (folder, str(error))
+                        self._add(*found)
 
     def _check_snapshots(self) -> None:
         for info in self._source.port.tables():
             for shard in range(info.shards):
-                for error in self._source.snapshots.damaged(describe(info, shard)):
-                    self._add(error.path, _reason(error))
+                try:
+                    for error in self._source.snapshots.damaged(describe(info, shard)):
+                        self._add(error.path, _reason(error))
+                except OSError as error:  # its header
+                    self._add(*_damage_of(error, f"{self._source.root}/{describe(info, shard).folder}"))
                 self._go_on()
 
     # -- logs
 
     def _check_logs(self) -> None:
         source = self._source
-        with source.checkpoint.held_off(WAIT_S):  # a spill is appended to by a checkpoint alone
-            for folder in self._spill_folders():
+        for folder in self._spill_folders():
+            with source.checkpoint.held_off(WAIT_S):  # a spill is appended to by a checkpoint alone
                 self._check_log(folder)
         with source.aside.unchanged:
             if source.fs.exists(f"{source.root}/{ASIDE}"):
                 self._check_log(ASIDE)
-        for _ in range(_ATTEMPTS):
-            try:
-                for _ in source.consensus.records(source.consensus.first):
-                    self._go_on()
-                break
-            except NotFound:  # its beginning was dropped meanwhile
-                continue
-            except CorruptionError as error:
-                self._add(error.path, _reason(error))
-                break
+        self._check_journal()
 
     def _check_log(self, folder: str) -> None:
-        for error in damaged_segments(self._source.fs, f"{self._source.root}/{folder}", self._source.identity):
-            self._add(error.path, _reason(error))
+        """Check a log that nobody appends to. Opening its shard meanwhile may replace its last segment."""
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                damage = list(damaged_segments(self._source.fs, f"{self._source.root}/{folder}", self._source.identity))
+            except FileNotFoundError as error:
+                if left:
+                    self._go_on()
+                    continue
+                damage = [CorruptionError(error.filename or folder, 0, "it is missing")]
+            for each in damage:
+                self._add(each.path, _reason(each))
+            return
+
+    def _check_journal(self) -> None:
+        """Read the records that were durable when this began, except those that are dropped meanwhile."""
+        consensus = self._source.consensus
+        at, last = int(consensus.first), int(consensus.committed)
+        while at <= last:
+            try:
+                for lsn, _ in consensus.records(at):
+                    at = lsn + 1
+                    self._go_on()
+                    if at > last:
+                        break
+                return
+            except NotFound as error:  # its beginning was dropped
+                if consensus.first <= at:
+                    self._add(f"{self._source.root}/journal", str(error))
+                    return
+                at = int(consensus.first)
+            except CorruptionError as error:
+                self._add(error.path, _reason(error))
+                return
+            except OSError as error:
+                self._add(*_damage_of(error, f"{self._source.root}/journal"))
+                return
 
     def _spill_folders(self) -> Iterable[str]:
         fs, root = self._source.fs, self._source.root
         for info in self._source.port.tables():
             for shard in range(info.shards):
-                if fs.exists(f"{root}/tables/{info.table_id}/{shard}{SPILL}"):
-                    yield f"tables/{info.table_id}/{shard}{SPILL}"
+                folder = describe(info, shard).log_folder
+                if fs.exists(f"{root}/{folder}"):
+                    yield folder
 
     # -- orphans
 
@@ -229,6 +271,11 @@ class StoreCheck:
 
 def _reason(error: CorruptionError) -> str:
     return f"byte {error.offset}: {error.reason}"
+
+
+def _damage_of(error: OSError, path: str) -> tuple[str, str]:
+    damage = unreadable(error, path)
+    return damage.path, damage.reason
 
 
 def _is_known(path: str, in_use: set[int]) -> bool:

@@ -28,11 +28,13 @@ from penstock.journal.partitions import PartitionId
 from penstock.kinds import ExpectedRow, Machine, RowConditional
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import TableInfo, Verdict
+from penstock.partition.partition import Partition
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
 from penstock.partition.reference import Reference
 from penstock.store.flusher import Coordinator
 
 JUDGE_S = 30.0  # how long a group may wait for other writes to its rows
+SEARCHED_MAX = 256  # entries of a shard that are searched for its rows; behind more of them it waits
 
 KeysOfShards = Mapping[PartitionId, tuple[Machine, frozenset[bytes]]]
 Expectation = tuple[RowConditional, TableInfo, ExpectedRow]
@@ -84,9 +86,19 @@ def _is_unused(dispatcher: Dispatcher, token: tuple[str, int] | None) -> bool:
 
 
 def _are_late(dispatcher: Dispatcher, rows: KeysOfShards) -> bool:
-    """Whether a write to one of the shards is dispatched and not applied."""
-    shards = map(dispatcher.known, rows)
-    return any(shard is None or shard.late for shard in shards)
+    """Whether a write to one of the rows may be dispatched and not applied. Requires: the dispatcher's turn."""
+    return any(_is_late(dispatcher.known(number), *one) for number, one in rows.items())
+
+
+def _is_late(shard: Partition | None, machine: Machine, keys: frozenset[bytes]) -> bool:
+    """Whether an entry that waits in a shard may touch one of the keys. Others may wait: they do not change them."""
+    if shard is None or shard.failures or shard.deferred_from is not None or len(shard.backlog) > SEARCHED_MAX:
+        return shard is None or shard.late
+    return any(
+        entry.decoded is None
+        or any(isinstance(part, Reference) or machine.touches_any(part, keys) for part in entry.decoded)
+        for entry in shard.backlog
+    )
 
 
 def _by_shard(expectations: Sequence[Expectation], machine_of: Callable[[PartitionId], Machine]) -> KeysOfShards:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import chain
 
 from penstock.errors import GateShut, PenstockError, WaitExpired
 from penstock.host import threads
@@ -23,14 +24,15 @@ from penstock.host.paths import parent
 from penstock.journal.partitions import SHARDS_MAX, TABLES_MAX, partition_id
 from penstock.kinds.changes import CHANGES
 from penstock.lsm.maintenance import Maintenance
+from penstock.manifest.records import DbDescriptorRecord
 from penstock.partition.ledger import LEDGER_TABLE
-from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
+from penstock.partition.machine import SPILL, PartitionDescriptor, PartitionStateMachine
 from penstock.partition.snapshots import INSTALL, REPLACED, SNAPSHOT
+from penstock.partition.storage_options import FOLDER
 
 logger = logging.getLogger(__name__)
 
 GONE = "-gone"  # behind the name of a folder that is being removed; with a number, if that name is taken
-SPILL = "-log"  # behind the name of a shard's folder: what the journal spilled for it
 _TABLE = re.compile("[1-9][0-9]{0,14}")
 _BESIDE = (SPILL, SNAPSHOT, INSTALL, REPLACED)
 _SHARD = re.compile(f"(0|[1-9][0-9]{{0,4}})({'|'.join(_BESIDE)})?({GONE}[0-9]*)?")
@@ -54,6 +56,7 @@ class DroppedShards:
         self._root = root
         self._maintenance = maintenance
         self._shards: deque[tuple[PartitionDescriptor, PartitionStateMachine | None]] = deque()
+        self._left: set[int] = set()  # tables of which something could not be removed: the next opening tries again
         self._removing = threads.lock("store.dropped")
 
     def add(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
@@ -64,18 +67,30 @@ class DroppedShards:
         """Return the folders that are still to be removed, relative to the store."""
         return [descriptor.folder for descriptor, _ in list(self._shards)]
 
-    def find(self, exists: Callable[[int], bool]) -> None:
-        """Queue what an earlier process left: folders of tables that do not exist."""
-        for name in self._fs.listdir(f"{self._root}/tables"):
-            if not _TABLE.fullmatch(name) or not LEDGER_TABLE != int(name) < TABLES_MAX or exists(int(name)):
-                continue
-            folders = self._names(f"{self._root}/tables/{name}")
-            if folders is None:
-                continue
-            shards = filter(None, map(_SHARD.fullmatch, folders))
-            for shard in sorted({int(match[1]) for match in shards if int(match[1]) < SHARDS_MAX} or {0}):
-                number = partition_id(int(name), shard)
-                self.add(PartitionDescriptor(number, int(name), shard, "", ""), None)
+    def has(self, table_id: int) -> bool:
+        """Whether something of a dropped table is still to be removed, now or by the next opening."""
+        return table_id in self._left or any(descriptor.table_id == table_id for descriptor, _ in list(self._shards))
+
+    def find(self, exists: Callable[[int], bool], rows: Mapping[int, DbDescriptorRecord]) -> None:
+        """Queue what an earlier process left: folders of tables that do not exist.
+
+        `rows`: of dropped tables; they say where else folders may be.
+        """
+        for name in self._fs.listdir(f"{self._root}/{FOLDER}"):
+            if _TABLE.fullmatch(name) and LEDGER_TABLE != int(name) < TABLES_MAX and not exists(int(name)):
+                self._find(int(name), FOLDER, FOLDER)
+        for db_id, row in rows.items():
+            if (row.options.chunk_dir, row.options.wal_dir) != (FOLDER, FOLDER):
+                self._find(db_id, row.options.chunk_dir, row.options.wal_dir)
+
+    def _find(self, table_id: int, chunk_dir: str, wal_dir: str) -> None:
+        names = [self._names(f"{self._root}/{folder}/{table_id}") for folder in (chunk_dir, wal_dir)]
+        if names == [None, None]:
+            return
+        shards = filter(None, map(_SHARD.fullmatch, chain.from_iterable(filter(None, names))))
+        for shard in sorted({int(match[1]) for match in shards if int(match[1]) < SHARDS_MAX} or {0}):
+            number = partition_id(table_id, shard)
+            self.add(PartitionDescriptor(number, table_id, shard, "", "", chunk_dir, wal_dir), None)
 
     def await_end(self, timeout_s: float) -> None:
         """Wait for a removal that is under way; `WaitExpired` if its files do not answer."""
@@ -101,6 +116,7 @@ class DroppedShards:
             except GateShut:  # a job on another shard of the table has not ended yet
                 self._shards.append((descriptor, None))
             except (OSError, PenstockError) as error:
+                self._left.add(descriptor.table_id)
                 logger.warning("%s/%s is removed later (%s)", self._root, descriptor.folder, error)
 
     def _remove_shard(self, descriptor: PartitionDescriptor, machine: PartitionStateMachine | None) -> None:
@@ -109,9 +125,13 @@ class DroppedShards:
         self._maintenance.drop_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
         for suffix in ("", *_BESIDE):
             self._remove_folder(f"{self._root}/{descriptor.folder}{suffix}")
-        table = f"{self._root}/tables/{descriptor.table_id}"
-        if self._names(table) == []:
-            self._fs.rmdir(table)
+        self._remove_folder(f"{self._root}/{descriptor.log_folder}")
+        for folder in {descriptor.chunk_dir, descriptor.wal_dir}:
+            table = f"{self._root}/{folder}/{descriptor.table_id}"
+            if self._names(table) == []:
+                self._fs.rmdir(table)
+                if folder != FOLDER:  # found by the table's row alone, which goes next
+                    self._fs.fsync_dir(parent(table))
 
     def _remove_folder(self, folder: str) -> None:
         """Remove a folder, if it exists, and what earlier attempts left of it."""

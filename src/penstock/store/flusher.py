@@ -32,9 +32,10 @@ from penstock.journal.record import (
 )
 from penstock.kinds import Kind
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import LEDGER
+from penstock.partition.ledger import LEDGER, Verdict
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Reference, encode_reference
+from penstock.store.keys import StoreKeys
 from penstock.store.tracing import Tracer
 
 T = TypeVar("T")
@@ -80,6 +81,7 @@ class StoreFlusher:
         dispatcher: Dispatcher,
         kinds: Mapping[str, Kind],
         *,
+        keys: StoreKeys,
         clock: Clock,
         make_room: Callable[[], bool],
         check_folder: Callable[[], None],
@@ -89,9 +91,11 @@ class StoreFlusher:
         self._consensus = consensus
         self._dispatcher = dispatcher
         self._kinds = kinds
+        self._keys = keys
         self._clock = clock
         self._time_us = 0  # of the last record of this process
         self._attempt: _Attempt | None = None  # the last batch passed to the journal
+        self._misnumbered: str | None = None  # why no recovery helps: a record has not the number that it was given
         self._make_room = make_room  # called when the disk is full; returns whether it freed some space
         self._checked_us = 0  # when the folder was checked last
         self._check_folder = check_folder  # raises if the journal is not in the store's folder any more
@@ -107,6 +111,7 @@ class StoreFlusher:
         self._noted = 0  # batches since the notes were counted
         self.journal_failures = 0
         self.journal_retries = 0
+        self.refused_groups = {verdict: 0 for verdict in Verdict if verdict is not Verdict.ACCEPTED}
 
     @property
     def durability(self) -> Durability:
@@ -145,7 +150,8 @@ class StoreFlusher:
             self.journal_failures += 1
             raise
         if written != lsn:  # applied under another number, its sections would be taken for those of another record
-            raise Poisoned(f"the journal wrote record {written} where {lsn} was next: open the store again")
+            self._misnumbered = f"the journal wrote record {written} where {lsn} was next: open the store again"
+            raise Poisoned(self._misnumbered)
         synced_s = self._monotonic_s()
         self._note_encode_s(encoded_s - began_s)
         self._note_journal_s(synced_s - encoded_s)
@@ -207,6 +213,10 @@ class StoreFlusher:
                     form, payload, refers = REFERENCE, encode_reference(part), True
                 elif info is not None:
                     payload = self._kinds[info.kind].encode(part)
+                    if info.key is not None:
+                        sections.append(self._keys.seal_section(number, payload))
+                        decoded.append(part)
+                        continue
                 sections.append(Section(SegmentedRecordHeader(number, form), payload))
                 decoded.append(part)
         return Group(tuple(sections), group.condition), decoded, refers
@@ -230,6 +240,8 @@ class StoreFlusher:
                 judgement = _retry_shortage(partial(self._dispatcher.dispatch, record, lsn, decoded))
             for group, verdict in zip(flushed_record.groups, judgement.verdicts, strict=True):
                 group.verdict = verdict
+                if verdict is not Verdict.ACCEPTED:
+                    self.refused_groups[verdict] += 1
             for number, index in judgement.refused_by.items():
                 flushed_record.groups[number].refused_by = index
         ended_s = self._monotonic_s()
@@ -245,6 +257,8 @@ class StoreFlusher:
         return self._dispatcher.published
 
     def recover(self) -> None:
+        if self._misnumbered is not None:  # the batch is durable, and this process would apply it under another number
+            raise Poisoned(self._misnumbered)
         self._consensus.recover()
 
 

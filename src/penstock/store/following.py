@@ -6,15 +6,18 @@ Invariant: records are dispatched in LSN order, each once, and only after they a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from penstock.errors import Closed, Poisoned, WaitExpired
+from penstock.errors import Closed, Invalid, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.journal.consensus import Consensus
 from penstock.journal.record import Lsn
+from penstock.journal.tracker import MemberAcks
+from penstock.replica.state import LogBase
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +27,43 @@ FOLLOW_S = 10.0  # for the leader to say what is committed
 JOIN_S = 30.0
 
 
+CLUSTER_IDS = 1 << 62  # ids of staged files of a cluster are above it, those that a member draws for itself below
+TERM_BITS, COUNT_BITS = 30, 32
+
+
+def cluster_ids(term: int) -> Callable[[], int]:
+    """Return what draws ids for files that all members will have. A term has one store that takes writes."""
+    if term >= 1 << TERM_BITS:
+        raise Invalid(f"the cluster is in term {term}: files can be loaded up to term {1 << TERM_BITS}")
+    numbers = itertools.count(CLUSTER_IDS | term << COUNT_BITS)
+    return lambda: next(numbers)
+
+
 class MemberJournal(Consensus, Protocol):
     """The journal of a member of a cluster, which goes on when the store is closed."""
 
+    @property
+    def member(self) -> str:
+        """The name of this member."""
+
+    @property
+    def others(self) -> Sequence[str]:
+        """The names of the other members."""
+
+    def acks(self) -> MemberAcks:
+        """Return what the other members have on disk, as far as this one knows."""
+
+    def master_of(self, partition: int) -> str:
+        """Return the member that is preferred for reads of a partition; empty if there is none."""
+
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
         """Wait until a record is committed here."""
+
+    def copy_entries_to(self, folder: str, first: int) -> tuple[LogBase, LogBase]:
+        """Write the committed entries from a record on to another folder; return the one before it, and the last."""
+
+    def hold(self, first: int) -> Callable[[], None]:
+        """Keep the entries from a record on; return what ends that."""
 
 
 class Follower:

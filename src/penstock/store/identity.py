@@ -72,6 +72,11 @@ def read_uuid(fs: FileSystem, root: str) -> bytes | None:
         return None
 
 
+def read_identity(fs: FileSystem, root: str) -> StoreIdentity | None:
+    """Return the identity of the store in a folder; None if there is none."""
+    return _read(fs, f"{root}/STORE") if fs.exists(f"{root}/STORE") else None
+
+
 def _read(fs: FileSystem, path: str) -> StoreIdentity:
     file = fs.open(path)
     content = file.pread(64, 0)

@@ -1,11 +1,12 @@
 """When the journal is cut: periodically, more of it while the store is quiet, and at close.
 
-Thread: the scheduler's, for `run`; the one that closes the store, for `at_close`, when no task runs any more.
+Thread: the scheduler's, for `due` and `run`; the one that closes the store, for `at_close`, when no task runs any more.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 
 from penstock.errors import PenstockError
@@ -13,8 +14,12 @@ from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
 from penstock.log.chain import is_segment
 from penstock.lsm.tree import Tree
+from penstock.manifest.jobs import Lease
+from penstock.manifest.records import JobKind
 from penstock.partition.checkpoint import Checkpoint
-from penstock.scheduler.task import Outcome, TaskLoad
+from penstock.scheduler.durable_work import JobRequest
+from penstock.scheduler.runner import JobResult
+from penstock.scheduler.task import StopSignal
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +29,9 @@ QUIET_S = 30.0  # without a record until the store counts as quiet
 
 
 class JournalTrimmer:
-    """Decides when a checkpoint runs, and how much of the journal it leaves."""
+    """Decides when a checkpoint runs, and how much of the journal it leaves: the durable work of checkpoints."""
+
+    kind, task, interval_s = JobKind.CHECKPOINT, "checkpoint", 30.0
 
     def __init__(self, checkpoint: Checkpoint, ledger: Tree, *, fs: FileSystem, root: str, clock: Clock) -> None:
         self._checkpoint = checkpoint
@@ -34,11 +41,21 @@ class JournalTrimmer:
         self._clock = clock
         self._seen_lsn, self._seen_s = -1, 0.0  # the last record that `run` saw, and when
 
-    def run(self) -> Outcome:
-        report = self._checkpoint.run()
+    def due(self) -> Iterable[JobRequest]:
+        """Return a job if the journal can, or must, be cut."""
+        is_quiet = self._is_quiet() and self._journal_bytes() > QUIET_BYTES
+        return [JobRequest()] if is_quiet or self._checkpoint.is_due() else []
+
+    def run(self, lease: Lease, stop: StopSignal) -> JobResult:
+        """Cut the journal, as a job. The repair of one that ended half-way is the same."""
+        self.trim()
+        return JobResult.DONE
+
+    def trim(self) -> None:
+        """Cut the journal."""
+        self._checkpoint.run()
         if self._is_quiet() and self._journal_bytes() > QUIET_BYTES:
-            report = self._checkpoint.clear()  # a quiet store has no writers that this delays
-        return TaskLoad.BUSY if report.segments_dropped else None
+            self._checkpoint.clear()  # a quiet store has no writers that this delays
 
     def _is_quiet(self) -> bool:
         """Whether the last QUIET_S seconds brought no record."""

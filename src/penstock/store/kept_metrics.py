@@ -1,7 +1,8 @@
 """Counters and histograms that outlive the process: the manifest adds up what each opening counted.
 
-The manifest knows a metric by a number: the table it belongs to (or none), and a hash of its name and other labels. At
-open all numbers are read; an export adds them to what this process counted; `save` merges what is new.
+The manifest knows a metric by a number: the table it belongs to (or none), and a hash of its name and other labels. The
+numbers of a table are read at its first use; an export adds them to what this process counted; `save` merges what is
+new.
 
 Thread: any; `_lock` guards all.
 Invariants: (1) nothing is committed if nothing changed. (2) a crash loses the counts since the last `save`, nothing
@@ -11,7 +12,7 @@ else; a commit of unknown outcome counts as done, so that nothing is counted twi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from penstock.errors import OutcomeUnknown
@@ -20,7 +21,6 @@ from penstock.host.metrics import Distribution, Keep, MetricFamily, MetricSample
 from penstock.manifest.keys import WHOLE_STORE, MetricKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import MetricDelta, MetricRecord
-from penstock.manifest.tables import METRICS
 
 HASHED = 1 << 31  # numbers below it are those of `lsm.tree_jobs`
 
@@ -28,13 +28,18 @@ HASHED = 1 << 31  # numbers below it are those of `lsm.tree_jobs`
 class KeptMetrics:
     """What all openings of a store counted. `scope_of` returns the id of a table by its name."""
 
-    def __init__(self, manifest: Manifest, scope_of: Callable[[str], int | None]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        scope_of: Callable[[str], int | None],
+        metrics_of: Callable[[int], Mapping[int, MetricRecord]],
+    ) -> None:
+        """`metrics_of`: those of a scope, as the manifest had them when the store was opened."""
         self._manifest = manifest
         self._scope_of = scope_of
+        self._metrics_of = metrics_of
         self._lock = threads.lock("store.kept_metrics")
-        self._earlier = manifest.read(
-            lambda view: {key: record for key, record in METRICS.scan(view) if key.kind >= HASHED}
-        )
+        self._earlier: dict[int, Mapping[int, MetricRecord]] = {}  # by scope: read before its first save
         self._saved: dict[MetricKey, MetricValue] = {}  # guarded by _lock: what of this opening is in the manifest
 
     def with_earlier(self, families: Iterable[MetricFamily]) -> list[MetricFamily]:
@@ -44,9 +49,16 @@ class KeptMetrics:
     def _with_earlier(self, family: MetricFamily) -> MetricFamily:
         samples: MetricSamples = {}
         for labels, key, value in self._keyed(family):
-            earlier = self._earlier.get(key)
+            earlier = self._earlier_of(key)
             samples[labels] = value if earlier is None else _sum(value, earlier)
         return replace(family, samples=samples)
+
+    def _earlier_of(self, key: MetricKey) -> MetricRecord | None:
+        """Return what earlier openings counted. A table's metrics are read at its first use, not at the opening."""
+        known = self._earlier.get(key.scope)
+        if known is None:
+            known = self._earlier.setdefault(key.scope, self._metrics_of(key.scope))
+        return known.get(key.kind)
 
     def save(self, families: Iterable[MetricFamily]) -> bool:
         """Merge what is new into the manifest; return whether there was anything to commit."""
@@ -54,6 +66,7 @@ class KeptMetrics:
             txn, values, changed = self._manifest.begin_write(), dict[MetricKey, MetricValue](), False
             for family in filter(_is_kept, families):
                 for _, key, value in self._keyed(family):
+                    self._earlier_of(key)  # before this opening's counts are among them
                     delta = _delta(value, self._saved.get(key))
                     if delta is not None:
                         txn.merge_metric(key, delta)

@@ -13,6 +13,7 @@ from penstock.kinds.changes import ChangeOptions
 from penstock.kv.table import KvReader, KvTable
 from penstock.kv.text_keys import TextKvReader, TextKvTable
 from penstock.kv.values import AnyValueType, DecimalType, Json, KeyType, StructType
+from penstock.partition.storage_options import StorageOptions
 from penstock.registry import KV
 from penstock.store.naming import CreatedTables, NamedTables, check_feed
 
@@ -29,6 +30,8 @@ class KvOfStore(CreatedTables):
         value: Literal["bytes"] | None = None,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> KvTable[bytes]: ...
 
     @overload
@@ -40,6 +43,8 @@ class KvOfStore(CreatedTables):
         value: Literal["utf8"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> KvTable[str]: ...
 
     @overload
@@ -51,6 +56,8 @@ class KvOfStore(CreatedTables):
         value: Literal["json"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> KvTable[Json]: ...
 
     @overload
@@ -62,6 +69,8 @@ class KvOfStore(CreatedTables):
         value: Literal["int64"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> KvTable[int]: ...
 
     @overload
@@ -73,6 +82,8 @@ class KvOfStore(CreatedTables):
         value: Literal["float64"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> KvTable[float]: ...
 
     @overload
@@ -84,6 +95,8 @@ class KvOfStore(CreatedTables):
         value: DecimalType,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> KvTable[Decimal]: ...
 
     @overload
@@ -95,6 +108,8 @@ class KvOfStore(CreatedTables):
         value: StructType,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> KvTable[dict[str, object]]: ...
 
     @overload
@@ -107,6 +122,8 @@ class KvOfStore(CreatedTables):
         value: Literal["bytes"] | None = None,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> TextKvTable[bytes]: ...
 
     @overload
@@ -119,6 +136,8 @@ class KvOfStore(CreatedTables):
         value: Literal["utf8"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> TextKvTable[str]: ...
 
     @overload
@@ -131,6 +150,8 @@ class KvOfStore(CreatedTables):
         value: Literal["json"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> TextKvTable[Json]: ...
 
     @overload
@@ -143,6 +164,8 @@ class KvOfStore(CreatedTables):
         value: Literal["int64"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> TextKvTable[int]: ...
 
     @overload
@@ -155,6 +178,8 @@ class KvOfStore(CreatedTables):
         value: Literal["float64"],
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> TextKvTable[float]: ...
 
     @overload
@@ -167,6 +192,8 @@ class KvOfStore(CreatedTables):
         value: DecimalType,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> TextKvTable[Decimal]: ...
 
     @overload
@@ -179,6 +206,8 @@ class KvOfStore(CreatedTables):
         value: StructType,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> TextKvTable[dict[str, object]]: ...
 
     def kv(
@@ -190,14 +219,18 @@ class KvOfStore(CreatedTables):
         key: KeyType | None = None,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> Any:
         """Return a kv table; create it if it does not exist, unless `create=False` (`NotFound`).
 
         `value` is the type of its values, and `key` of its keys: bytes or utf8. They may be omitted for an existing
         table: type checkers then take them for bytes. `KindMismatch` if the table holds another type. With `changes`
-        (True, or a `ChangeOptions`), a new table has a change feed.
+        (True, or a `ChangeOptions`), a new table has a change feed. `encrypted` is for a new table, by default as
+        the store's settings say.
         """
-        info = self._table(name, KV, shards, KV.options(value, key, changes), create=create)
+        options = KV.options(value, key, changes)
+        info = self._table(name, KV, shards, options, create=create, storage=storage, encrypted=encrypted)
         check_feed(info, KV, changes)
         info = KV.widened(self._port, info, value, key)
         return KV.of_types(KV.table(self._port, info, durable=self._durable), value, key)

@@ -18,8 +18,8 @@ from penstock.host.clock import Clock
 from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Machine, Piece
-from penstock.partition.backlog import Partition
 from penstock.partition.dispatcher import Dispatcher
+from penstock.partition.partition import Partition
 from penstock.store.conditions import is_touched
 from penstock.store.flusher import Coordinator
 from penstock.store.snapshot_port import MomentReading, SnapshotPort

@@ -15,20 +15,25 @@ from penstock.journal.consensus import Consensus
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.metrics import export_trees
 from penstock.manifest.manifest import Manifest
+from penstock.manifest.recovery import RecoveredState
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.scheduler.task import Outcome
 from penstock.store.flusher import Coordinator, StoreFlusher
 from penstock.store.kept_metrics import KeptMetrics
-from penstock.store.statistics import PARTITION_STATES, PartitionStatistics, all_partitions, applied_floor
+from penstock.store.reports import PartitionStatistics
+from penstock.store.statistics import PARTITION_STATES, all_partitions, applied_floor
 
 logger = logging.getLogger(__name__)
 
 LEDGER_NAME = "_ledger"  # in labels; no table can have this name
 _PARTITION: dict[str, tuple[str, Callable[[PartitionStatistics], int]]] = {
-    "enqueued_ops": ("Entries that are durable and not applied", lambda one: one.enqueued_ops),
-    "enqueued_bytes": ("Bytes of entries that are durable and not applied", lambda one: one.enqueued_bytes),
+    "enqueued_ops": (
+        "Entries that are durable and not applied, and writes admitted to a shard that is behind",
+        lambda one: one.enqueued_ops,
+    ),
+    "enqueued_bytes": ("Bytes of these entries and writes", lambda one: one.enqueued_bytes),
     "backlog_age_ms": ("Age of the oldest entry that is not applied", lambda one: one.backlog_age_ms),
     "durable_index": ("The LSN of the newest durable entry", lambda one: one.durable),
     "applied_index": ("The LSN of the newest applied entry", lambda one: one.applied),
@@ -51,6 +56,7 @@ class StoreMeter:
         consensus: Consensus,
         checkpoint: Checkpoint,
         manifest: Manifest,
+        recovered: RecoveredState,
         clock: SteadyClock,
     ) -> None:
         self._metrics = metrics
@@ -63,7 +69,7 @@ class StoreMeter:
         export_trees(maintenance, metrics, self._table_name)
         for source in (self._partitions, self._admission, self._journal, self._time):
             metrics.collect_from(source)
-        self._kept = KeptMetrics(manifest, self._table_id)
+        self._kept = KeptMetrics(manifest, self._table_id, recovered.metrics_of)
         metrics.with_earlier = self._kept.with_earlier
 
     def save(self) -> Outcome:
@@ -107,6 +113,8 @@ class StoreMeter:
         refused = {**self._dispatcher.refusals, "memory": writing.refused_writes}
         rejects: MetricSamples = {(limit,): number for limit, number in refused.items()}
         yield counter("admission_rejects", "Writes refused, by the limit that they met", rejects, ("limit",))
+        groups: MetricSamples = {(one.name.lower(),): count for one, count in self._flusher.refused_groups.items()}
+        yield counter("groups_refused", "Groups that the ledger did not accept, by its verdict", groups, ("verdict",))
         yield counter("admission_retries", "Writes that found no room and were tried again", writing.waited_writes)
 
     def _journal(self) -> Iterable[MetricFamily]:

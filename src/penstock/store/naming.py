@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import msgspec
+
 from penstock.arguments import flag
 from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import InThisProcess, Kind, Port
 from penstock.kinds.change_reading import as_changing
 from penstock.kinds.changes import ChangeOptions, change_options
 from penstock.partition.ledger import TableInfo
+from penstock.partition.storage_options import StorageOptions, encode_storage
 from penstock.registry import BUILT_IN, check_name, check_shards
 
 
@@ -47,6 +50,10 @@ class CreatedTables(NamedTables):
         """Return a table as `_find` does; a client may do so from what it was told a moment ago."""
         return self._find(name)
 
+    def _current(self, info: TableInfo) -> TableInfo:
+        """Return a table as it is now: a client may have been told of it before its options changed."""
+        return self._find(info.name) or info
+
     def _asked_for(self, name: str, kind: Kind, shards: int, options: bytes) -> TableInfo | None:
         """Return a table; what does not fit is never judged by what a client was told before."""
         info = self._known(name)
@@ -55,17 +62,42 @@ class CreatedTables(NamedTables):
         fits = info.kind == kind.name and shards in (1, info.shards) and options in (kind.options_default, info.options)
         return info if fits else self._find(name)
 
-    def _table(self, name: str, kind: Kind, shards: int, options: bytes, *, create: bool) -> TableInfo:
+    def _table(
+        self,
+        name: str,
+        kind: Kind,
+        shards: int,
+        options: bytes,
+        *,
+        create: bool,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
+    ) -> TableInfo:
         name, shards, create = check_name(name), check_shards(shards), flag(create, "create")
+        stored = b"" if storage is None else encode_storage(storage)
+        encrypted = None if encrypted is None else flag(encrypted, "encrypted")
         info = self._asked_for(name, kind, shards, options)
         if info is None:
             if not create:
                 raise self._unknown(name)
-            info = self._port.create(name, kind.name, shards, options)
+            info = self._port.create(name, kind.name, shards, options, stored, encrypted=encrypted)
         check_kind(info, kind)
+        if storage is not None and not (is_stored(info, storage) or is_stored(self._current(info), storage)):
+            raise KindMismatch(f"table {name} has other storage options: leave storage= out, or call store.alter")
         if shards not in (1, info.shards):
             raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}: leave shards= out")
+        if encrypted not in (None, info.key is not None):
+            made = "without encryption" if encrypted else "encrypted"
+            raise KindMismatch(f"table {name} was created {made}, which is fixed: leave encrypted= out, or copy it")
         return info
+
+
+def is_stored(info: TableInfo, wanted: StorageOptions) -> bool:
+    """Whether a table has these storage options; which master key wraps its key is not among them."""
+    actual = info.storage_options
+    if wanted.encryption is None or actual.encryption is not None:
+        wanted = msgspec.structs.replace(wanted, encryption=actual.encryption)
+    return actual == wanted
 
 
 def check_feed(info: TableInfo, kind: Kind, changes: bool | ChangeOptions) -> None:

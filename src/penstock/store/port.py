@@ -7,13 +7,27 @@ Thread: any.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
+from penstock.archive.container import is_encrypted
+from penstock.archive.storage import WrappedKey
 from penstock.coordinator import Acknowledgement, Epoch
-from penstock.errors import Backpressure, Closed, DiskFull, FixTheCall, Invalid, NotFound, PenstockError, WaitExpired
+from penstock.coordinator.waiting import Waiter
+from penstock.errors import (
+    Backpressure,
+    Closed,
+    DiskFull,
+    FixTheCall,
+    Invalid,
+    NotFound,
+    NotLeader,
+    PartitionPaused,
+    PenstockError,
+    TableDraining,
+    WaitExpired,
+)
 from penstock.feeds import check_condition
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -30,14 +44,19 @@ from penstock.kinds import (
     as_serviced,
 )
 from penstock.partition.admission import WAIT_S as ADMIT_WAIT_S
+from penstock.partition.admission import Reservation
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger import (
     LEDGER,
     Alter,
     Condition,
+    Configure,
     Create,
     Drop,
+    Rewrap,
+    SetStatus,
     TableInfo,
+    TableStatus,
     Verdict,
     condition_table,
     decode_condition,
@@ -47,12 +66,15 @@ from penstock.partition.ledger import (
 )
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup, add_or_absorb, parts
-from penstock.partition.reference import Reference, StagedFile, Staging
-from penstock.registry import check_altered, check_create, find_kind, kind_named
+from penstock.partition.reference import Reference, StagedFile, Staging, files_of
+from penstock.registry import check_altered, check_configured, check_create, find_kind, kind_named
 from penstock.store.conditions import Expectation, submit_if
 from penstock.store.flusher import Coordinator
+from penstock.store.keys import StoreKeys
 from penstock.store.live_reading import WAIT_S, LiveReading
 from penstock.store.services import TableServices
+
+NOT_WRITTEN = (Backpressure, DiskFull, FixTheCall, NotLeader, PartitionPaused)  # a group that raises one never will be
 
 T = TypeVar("T")
 # What each group counts for, beside its bytes. A reader of pending writes visits every group, so a few hundred groups
@@ -74,13 +96,18 @@ class LocalPort(LiveReading):
         clock: Clock,
         incarnation: int,
         identity: bytes,
+        keys: StoreKeys,
         check_usable: Callable[[], None],
     ) -> None:
         super().__init__(coordinator, dispatcher, clock=clock, check_usable=check_usable)
         self._staging = staging
         self.incarnation = incarnation
         self.identity = identity
+        self._keys = keys
         self._write_into = coordinator.write_into  # bound once, for every write
+        buffer = coordinator.buffer
+        dispatcher.admission.dispatched = lambda: buffer.layers.applied
+        dispatcher.backlogs.undispatched = lambda: buffer.pending_bytes + buffer.in_flight_bytes
         self.read_only: DiskFull | None = None  # set while the disk is full
         self._changes_refused: PenstockError | None = None  # set for good if the store was opened to be read only
         self._services = TableServices(self)
@@ -122,38 +149,82 @@ class LocalPort(LiveReading):
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         known = self._known(partition)
         if known is None or known.guarded or self.read_only is not None:
-            self._admit(partition, insert, a, b)
+            return self._write_guarded(partition, insert, size, a, b)
         return self._write_into(insert, size, partition, a, b)
 
-    def _admit(self, partition: PartitionId, insert: Insert, a: Any, b: Any) -> None:
+    def _write_guarded(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
         """The slow path: the partition is new, paused or behind, or the disk is full and takes only deletes."""
         self._check_usable()
-        self._dispatcher.admit(self._partition(partition))
-        if self.read_only is not None:
-            alone = PendingDelta()
-            insert(alone, partition, a, b)
-            if not all(map(self._frees_space, alone.groups)):
-                raise self.read_only
+        with self._reserved([partition], size, ADMIT_WAIT_S) as written:
+            is_draining = self._partition(partition).is_draining
+            if self.read_only is not None or is_draining:
+                alone = PendingDelta()
+                insert(alone, partition, a, b)
+                if not all(map(self._frees_space, alone.groups)):
+                    raise self.read_only or self._draining(partition)
+            epoch = self._write_into(insert, size, partition, a, b)
+            written(epoch)
+        return epoch
+
+    def _draining(self, partition: PartitionId) -> TableDraining:
+        name = self._existing(table_of(partition)).name
+        return TableDraining(f"table {name} is being drained and takes no new rows: use another, or reactivate it")
+
+    @contextmanager
+    def _reserved(self, partitions: Iterable[PartitionId], size: int, wait_s: float) -> Iterator[Callable[[int], None]]:
+        """Reserve a write to partitions while it is given to the coordinator; call what it yields with the epoch."""
+        reserved: list[Reservation] = []
+        epoch = 0
+
+        def written(number: int) -> None:
+            nonlocal epoch
+            epoch = number
+
+        try:
+            for partition in partitions:
+                if partition != LEDGER:
+                    reserved.append(self._dispatcher.admit(self._partition(partition), wait_s, size))
+            yield written
+        finally:
+            for reservation in reserved:
+                reservation.epoch = epoch
 
     def _frees_space(self, group: PendingGroup) -> bool:
         """Whether a group may be written to a full disk: deletes, drops and the store's own records."""
-        for partition, sections in group.sections.items():
-            info = self._dispatcher.ledger.table_by_id(table_of(partition))
-            if partition != LEDGER and info is not None:
-                kind = kind_named(info.kind, info.name)
-                if not all(not isinstance(part, Reference) and kind.frees_space(part) for part in parts(sections)):
-                    return False
-        return True
+        return all(self._only_frees(partition, sections) for partition, sections in group.sections.items())
+
+    def _only_frees(self, partition: PartitionId, sections: Any) -> bool:
+        """Whether sections of a partition add no rows: they delete, or are the store's own."""
+        info = self._dispatcher.ledger.table_by_id(table_of(partition))
+        if partition == LEDGER or info is None:
+            return True
+        kind = kind_named(info.kind, info.name)
+        return all(not isinstance(part, Reference) and kind.frees_space(part) for part in parts(sections))
 
     def submit(self, group: PendingGroup, size: int, wait_s: float = ADMIT_WAIT_S) -> Epoch:
         """See `Port`. `wait_s`: for a shard that takes no writes now."""
+        try:
+            return self._submit(group, size, wait_s)
+        except NOT_WRITTEN:
+            _withdraw(group)
+            raise
+
+    def _submit(self, group: PendingGroup, size: int, wait_s: float) -> Epoch:
         self._check_usable()
         self._check_changes()
         if self.read_only is not None and not self._frees_space(group):
             raise self.read_only
-        for partition in group.sections:
-            if partition != LEDGER:
-                self._dispatcher.admit(self._partition(partition), wait_s)
+        for partition, sections in group.sections.items():
+            is_draining = partition != LEDGER and self._partition(partition).is_draining
+            if is_draining and not self._only_frees(partition, sections):
+                raise self._draining(partition)
+        share = size // max(1, len(group.sections))
+        with self._reserved(group.sections, share, wait_s) as written:
+            epoch = self._submit_reserved(group, size)
+            written(epoch)
+        return epoch
+
+    def _submit_reserved(self, group: PendingGroup, size: int) -> Epoch:
         condition = decode_condition(group.condition)
         expected: list[Expectation] = []  # conditions on rows
         others: list[tuple[str, bytes]] = []  # conditions for the ledger
@@ -165,20 +236,11 @@ class LocalPort(LiveReading):
                 others.append((name, argument))
         left = Condition(condition.token, tuple(others))  # for the ledger
         if not (staged := _staged_in(group)):
-            return self._submit(group, size, left, expected)
+            return self._write(group, size, left, expected)
         with self._staging.claimed(staged, _encoded(left)):
-            return self._submit(group, size, left, expected)
+            return self._write(group, size, left, expected)
 
-    def _submit(self, group: PendingGroup, size: int, condition: Condition, expected: list[Expectation]) -> Epoch:
-        try:
-            return self._submit_admitted(group, size, condition, expected)
-        except (Backpressure, FixTheCall):  # it was not written
-            _withdraw(group)
-            raise
-
-    def _submit_admitted(
-        self, group: PendingGroup, size: int, condition: Condition, expected: list[Expectation]
-    ) -> Epoch:
+    def _write(self, group: PendingGroup, size: int, condition: Condition, expected: list[Expectation]) -> Epoch:
         if condition.token is None or not self.is_token_used(condition.token):  # a duplicate needs no lease
             for name, argument in condition.others:
                 service = self._service(self._existing(condition_table(argument)))
@@ -238,8 +300,9 @@ class LocalPort(LiveReading):
 
     def free_refused(self, group: PendingGroup) -> None:
         """Let another group write the rows of staged files that this one did not; withdraw what was admitted."""
-        if group.verdict in (Verdict.REFUSED, Verdict.TOKEN_TOO_OLD):
+        if group.verdict in (Verdict.REFUSED, Verdict.TOKEN_TOO_OLD, Verdict.DUPLICATE):
             _withdraw(group)
+        if group.verdict in (Verdict.REFUSED, Verdict.TOKEN_TOO_OLD):
             self._staging.unclaim(_staged_in(group))
 
     def flush(self, epoch: int | None, timeout_s: float = WAIT_S, *, table: int | None = None) -> Acknowledgement:
@@ -248,8 +311,17 @@ class LocalPort(LiveReading):
     def wait_for(self, lsn: int, tables: Sequence[TableInfo], timeout_s: float = WAIT_S) -> int:
         """Wait until tables have applied every record up to an LSN; return the LSN that all of them have reached."""
         self._check_usable()
-        deadline_s, moved = self.clock.monotonic_s() + timeout_s, threading.Event()
-        stop_listening = self.on_applied(moved.set)
+        deadline_s = self.clock.monotonic_s() + timeout_s
+        if self._dispatcher.published < lsn:
+            self._await_published(lsn, timeout_s, deadline_s)
+        return self._dispatcher.wait_for(lsn, tables, deadline_s - self.clock.monotonic_s())
+
+    def _await_published(self, lsn: int, timeout_s: float, deadline_s: float) -> None:
+        """Wait until a record was dispatched; `WaitExpired` if it was not in time."""
+        # Not an Event: an interrupt in its `set` would leave its lock acquired, and stop whoever applies next.
+        moved = Waiter(Epoch(0), applied=True)
+        moved.prepare()
+        stop_listening = self.on_applied(moved.wake)
         try:
             while self._dispatcher.published < lsn:
                 self._check_usable()
@@ -260,10 +332,8 @@ class LocalPort(LiveReading):
                         f"{self._dispatcher.published}): wait again"
                     )
                 moved.wait(min(left_s, 1.0))
-                moved.clear()
         finally:
             stop_listening()
-        return self._dispatcher.wait_for(lsn, tables, deadline_s - self.clock.monotonic_s())
 
     @property
     def failure(self) -> BaseException | None:
@@ -295,16 +365,27 @@ class LocalPort(LiveReading):
             raise dropped_table(table, self.dropped_name(table))
         return info
 
-    def create(self, name: str, kind: str, shards: int, options: bytes) -> TableInfo:
-        check_create(name, kind, shards, options)
+    def create(
+        self,
+        name: str,
+        kind: str,
+        shards: int,
+        options: bytes,
+        storage: bytes = b"",
+        *,
+        encrypted: bool | None = None,
+    ) -> TableInfo:
+        check_create(name, kind, shards, options, storage)
         self._check_changes()
+        storage, key = self._keys.new_table(storage, encrypted)
         computed = find_kind(kind)
         if isinstance(computed, Derived) and self.table(name) is None:
             computed.check_source(name, options, self.table)
-        self._command(encode_ops(Create(name, kind, shards, options)))
+        self._command(encode_ops(Create(name, kind, shards, options, storage, key)))
         info = self.table(name)
         if info is None:
             raise NotFound(f"table {name} was dropped while it was being created")
+        self._keys.check([info])  # now, not in the first flush: a key service that fails must not fail writes
         return info
 
     def drop(self, name: str) -> None:
@@ -323,6 +404,29 @@ class LocalPort(LiveReading):
         if now is None:
             raise NotFound(f"table {info.name} was dropped")
         return now
+
+    def configure(self, info: TableInfo, storage: bytes) -> TableInfo:
+        check_configured(info, storage)
+        self._check_changes()
+        self._command(encode_ops(Configure(info.table_id, info.storage, storage)))
+        return self._existing(info.table_id)
+
+    def set_status(self, info: TableInfo, status: TableStatus) -> TableInfo:
+        """Let a table drain, or take writes again, durably."""
+        self._check_changes()
+        self._command(encode_ops(SetStatus(info.table_id, status)))
+        return self._existing(info.table_id)
+
+    def rewrap(self, info: TableInfo, key: WrappedKey) -> TableInfo:
+        """Replace the wrapped key of an encrypted table by the same key, wrapped by another master key."""
+        self._check_changes()
+        assert info.key is not None
+        self._command(encode_ops(Rewrap(info.table_id, info.key.version, key)))
+        return self._existing(info.table_id)
+
+    def table_key(self, info: TableInfo) -> bytes | None:
+        """Return the key of a table; None if it is not encrypted."""
+        return None if info.key is None else self._keys.table_key(info.table_id)
 
     def _command(self, operations: bytes) -> None:
         group = PendingGroup()
@@ -345,14 +449,33 @@ class LocalPort(LiveReading):
 
         self._check_changes()
         staging, name = self._staging, threads.process_name()
-        yield BuildContext(staging.root, self.identity, reserve, self.time_us(), name, staging.fs, self.clock)
+        yield BuildContext(
+            staging.root,
+            self.identity,
+            reserve,
+            self.time_us(),
+            name,
+            staging.fs,
+            self.clock,
+            files_of=self._keys.files_of,
+        )
 
-    def accept(self, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
+    def accept(self, group: PendingGroup, partition: PartitionId, files: Sequence[StagedFile]) -> None:
+        try:
+            group.sections[partition] = self._accept(group, partition, files)
+        except BaseException:  # so the group is never submitted
+            _withdraw(group)
+            raise
+
+    def _accept(self, group: PendingGroup, partition: PartitionId, files: Sequence[StagedFile]) -> Reference:
         kind = self._loadable(self._partition(partition).descriptor)  # `NotFound` if the table has no such shard
         machine = self.machine(partition)  # first: an earlier load of these files may be late, and remove them
         reference = self._staging.accept(table_of(partition), files)
         try:
-            kind.check_staged(machine, reference.files)
+            self._check_encrypted(table_of(partition), reference.files)
+            withdraw = kind.check_staged(machine, reference.files)
+            if withdraw is not None:
+                group.withdrawals += (withdraw,)
         except FileNotFoundError as error:  # removed meanwhile
             self._staging.release(file.chunk_id for file in reference.files)
             raise Invalid(f"{error.filename} is not staged (any more): stage and build it again") from error
@@ -360,6 +483,14 @@ class LocalPort(LiveReading):
             self._staging.release(file.chunk_id for file in reference.files)
             raise
         return reference
+
+    def _check_encrypted(self, table: int, files: Sequence[StagedFile]) -> None:
+        """Raise `Invalid` if files for an encrypted table are not encrypted."""
+        info = self.table_by_id(table)
+        for file in files if info is not None and info.key is not None else ():
+            for name in files_of(file.file_name):
+                if not is_encrypted(self._staging.fs, f"{self._staging.root}/{name}"):
+                    raise Invalid(f"{name} is not encrypted, but its table is: build it with store.load or prepare")
 
     def _loadable(self, descriptor: PartitionDescriptor) -> Loadable:
         info = self._existing(descriptor.table_id)

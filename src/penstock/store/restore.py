@@ -18,8 +18,17 @@ from penstock.host.file_operations import make_dirs, remove_folder
 from penstock.host.files import FileSystem
 from penstock.host.paths import parent
 from penstock.host.randomness import Random
-from penstock.store.backup_folder import BackedFile, BackupFolder, BackupListing, Copier, CopyProgress, Progress
+from penstock.store.backup_folder import (
+    BackedFile,
+    BackupFolder,
+    BackupListing,
+    Copier,
+    CopyProgress,
+    Progress,
+    naming_the_disk,
+)
 from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, write_identity
+from penstock.store.reports import FileDamage
 
 LOCK = "LOCK"  # a store's own: held while the copy is incomplete
 RESTORING = ".restoring"  # behind the name of the target, while the copy is incomplete
@@ -39,18 +48,6 @@ class RestoreReport:
     lsn: int  # it holds everything up to here, in every table
     files: int
     bytes: int
-
-
-@dataclass(frozen=True)
-class FileDamage:
-    """A file that is not as it was written.
-
-    >>> penstock.check_backup("backups") if store.backup("backups") else None
-    []
-    """
-
-    path: str
-    reason: str
 
 
 def restore_backup(
@@ -78,7 +75,8 @@ def restore_backup(
         raise StoreLocked(f"another restore to {path} is running: wait for its end") from None
     try:
         counter = _Counter(listing, progress)
-        _copy_to(fs, folder, listing, work, random=random, copier=Copier(fs, stop), counter=counter)
+        with naming_the_disk(path):
+            _copy_to(fs, folder, listing, work, random=random, copier=Copier(fs, stop), counter=counter)
         if fs.exists(path):
             fs.rmdir(path)
         fs.rename(work, path)

@@ -15,16 +15,20 @@ Invariant: whatever could not be copied is in the report.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import CorruptionError, Invalid, NotFound, PenstockError, Restore
+from penstock.archive.container import is_encrypted, open_chunk
+from penstock.archive.framed import damaged_blocks
+from penstock.archive.master_keys import Keys
+from penstock.errors import Closed, CorruptionError, FixTheCall, NotFound, PenstockError, Restore
 from penstock.host.clock import Clock
 from penstock.host.file_locks import OsReadLock
+from penstock.host.file_operations import walk
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
 from penstock.host.overlay_files import OverlayFileSystem
@@ -37,23 +41,27 @@ from penstock.log.damage import damaged_segments, readable_records
 from penstock.log.record import KIND_DATA, Index, Record
 from penstock.log.segment import SegmentHeader, SegmentWriter
 from penstock.lsm.sstable import Sstable
+from penstock.lsm.writer import index_path
 from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import backup_path
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.memory import MemoryTables, MemoryView, ReadOnlyEngine, read_tables
-from penstock.manifest.records import WalStateRecord
+from penstock.manifest.records import Evicted, WalStateRecord
+from penstock.manifest.recovery import RecoveredState
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import CHUNK_FILES, CHUNKS, WAL_STATE
 from penstock.partition.extent import JOURNAL_KEY, last_known
 from penstock.partition.ledger import LEDGER_TABLE, TableInfo
+from penstock.partition.roster import describe
 from penstock.registry import kind_named
 from penstock.store.backup_folder import CopyProgress, Progress
 from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, load_identity, write_identity
-from penstock.store.restore import FileDamage
+from penstock.store.reports import FileDamage
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 
 PIECES = 8  # into which a range with damage is divided
+PIECE_BYTES = 64 << 20  # of stored rows that are read at once
 BACKUPS_MAX = 100
 GAP_MAX = 1_000_000  # LSNs in a row that are replaced by empty records
 
@@ -80,11 +88,12 @@ def salvage_store(
     *,
     clock: Clock,
     random: Random,
+    keys: Keys | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SalvageReport:
     """Copy what can be read of the store in `path` into a new store, which is opened if there is anything to copy."""
-    salvage = _Salvage(path, clock=clock, random=random, progress=progress, stop=stop)
+    salvage = _Salvage(path, clock=clock, random=random, keys=keys, progress=progress, stop=stop)
     with ExitStack() as ends:
         source = salvage.open()
         ends.callback(source.close)
@@ -110,6 +119,20 @@ class _DamagedStore(Store):
         super()._open_parts(engine)
         self._dispatcher.is_repairable = lambda number: True
 
+    def _restore_registry(self, recovered: RecoveredState) -> None:
+        """Let descriptors be: the ledger, damaged or not, is all that tells of tables here."""
+
+    def _check_keys(self) -> None:
+        """Go on without the keys of some tables: the others can be copied."""
+
+    def unreadable(self, info: TableInfo) -> PenstockError | None:
+        """Return why a table cannot be decrypted; None if it can, or is not encrypted."""
+        try:
+            self._keys.check([info])
+        except FixTheCall as error:
+            return error
+        return None
+
 
 class _Salvage:
     def __init__(
@@ -118,10 +141,12 @@ class _Salvage:
         *,
         clock: Clock,
         random: Random,
+        keys: Keys | None,
         progress: Progress | None,
         stop: Callable[[], bool],
     ) -> None:
         self._path = path
+        self._keys = keys
         self._target: Store  # set by `copy`
         self._clock = clock
         self._random = random
@@ -139,7 +164,7 @@ class _Salvage:
 
     # -- opening
 
-    def open(self) -> Store:
+    def open(self) -> _DamagedStore:
         """Open the damaged store on an overlay, without what would keep it from opening."""
         if not any(self._fs.exists(f"{self._path}/{name}") for name in ("STORE", "manifest", "journal")):
             raise NotFound(f"there is no store in {self._path}: give the folder of a damaged one")
@@ -155,7 +180,7 @@ class _Salvage:
         def engine(path: str, settings: ManifestSettings, fs: FileSystem, clock: Clock) -> _SalvageEngine:
             return _SalvageEngine(path, tables.tables)
 
-        settings = StoreSettings(background=False, serve=False, reserve_bytes=0)
+        settings = StoreSettings(background=False, serve=False, reserve_bytes=0, keys=self._keys)
         return _DamagedStore(
             self._path,
             settings=settings,
@@ -210,7 +235,9 @@ class _Salvage:
         """Forget sstables that cannot be opened: the tree reads without them."""
         for key, row in list(CHUNKS.scan(view)):
             try:
-                if not row.staged:
+                if isinstance(row.residency, Evicted) and not self._fs.exists(f"{self._path}/{row.file_name}"):
+                    open_chunk(self._fs, f"{self._path}/{index_path(row.file_name)}").close()  # the rest is fetched
+                elif not row.staged:
                     self._open_file(row.file_name, every_page=key.db_id == LEDGER_TABLE)
             except (Restore, OSError) as error:
                 self._note(error, f"{self._path}/{row.file_name}")
@@ -224,9 +251,13 @@ class _Salvage:
 
     def _open_file(self, name: str, *, every_page: bool) -> None:
         """Raise if a file cannot be opened. The ledger's are read at once, so no page of them may be damaged."""
-        table = Sstable.open(f"{self._path}/{name}", fs=self._fs)
-        damage = table.damaged_pages() if every_page else []
-        table.close()
+        path = f"{self._path}/{name}"
+        if is_encrypted(self._fs, path):  # the ledger, which has its key, is not open yet
+            damage = [*damaged_blocks(self._fs, path), *damaged_blocks(self._fs, index_path(path))]
+        else:
+            table = Sstable.open(path, fs=self._fs)
+            damage = table.damaged_pages() if every_page else []
+            table.close()
         if damage:
             raise damage[0]
 
@@ -283,56 +314,93 @@ class _Salvage:
 
     # -- copying
 
-    def copy(self, source: Store, target: Store) -> None:
-        """Copy every table."""
+    def copy(self, source: _DamagedStore, target: Store) -> None:
+        """Copy every table. Errors of the target end it; what cannot be read of the source is left out and noted."""
         self._target = target
         with source.snapshot() as snapshot:
             port = snapshot._port
             infos = port.tables()
             for number, info in enumerate(infos, 1):
-                try:
-                    self._copy_table(port, info)
-                except PenstockError as error:
+                if (error := source.unreadable(info)) is not None:
+                    self.rows[info.name] = 0
                     self.lost.append(f"table {info.name}: {error}")
+                    continue
+                self._copy_table(port, info)
                 if self._progress is not None:
                     rows = sum(self.rows.values())
                     self._progress(CopyProgress(files=number, files_total=len(infos), bytes=rows, bytes_total=rows))
 
     def _copy_table(self, port: SnapshotReading, info: TableInfo) -> None:
         self.rows[info.name] = 0
-        self._target.create(info.name, info.kind, shards=info.shards, options=info.options)
-        kind = kind_named(info.kind, info.name)
+        try:
+            kind = kind_named(info.kind, info.name)
+        except PenstockError as error:  # its package is not installed here
+            self.lost.append(f"table {info.name}: {error}")
+            return
+        self._target.create(
+            info.name,
+            info.kind,
+            shards=info.shards,
+            options=info.options,
+            storage=info.storage_options,
+            encrypted=info.key is not None,
+        )
         for shard, partition in enumerate(partitions_of(info)):
-            try:
-                for batches in self._ranges(port, info, partition, b"", None):
-                    rows = pa.Table.from_batches([kind.to_table_schema(one, info.options, shard) for one in batches])
+            for batches in self._rows_of(port, info, shard, partition):
+                rows = pa.Table.from_batches([kind.to_table_schema(one, info.options, shard) for one in batches])
+                try:
                     self.rows[info.name] += self._target.load(info.name, rows).rows
-            except PenstockError as error:
-                self._note(error, f"{self._path}/tables/{info.table_id}/{shard}")
-                self._copy_files(info, shard, error)
+                except FixTheCall as error:  # the others can still be copied
+                    self.lost.append(f"{rows.num_rows} rows of {info.name}, which the new store refuses: {error}")
 
-    def _copy_files(self, info: TableInfo, shard: int, error: PenstockError) -> None:
-        """Copy what is in the files of a shard that cannot be opened."""
-        kind, folder = kind_named(info.kind, info.name), f"{self._path}/tables/{info.table_id}/{shard}"
-        lost = f"shard {shard} of {info.name}"
-        if isinstance(kind, FileKeeping):
-            lost = f"parts of {lost}, and all that is not in its files"
-            for batch in kind.rows_in_files(self._fs, folder, self._identity):
-                rows = pa.Table.from_batches([kind.to_table_schema(batch, info.options, shard)])
-                self.rows[info.name] += self._target.load(info.name, rows).rows
-        self.lost.append(f"{lost}: {error}")
+    def _rows_of(
+        self, port: SnapshotReading, info: TableInfo, shard: int, partition: PartitionId
+    ) -> Iterator[list[Any]]:
+        """Yield the rows of a shard, in pieces of bounded size; from its files, if it cannot be opened."""
+        folder, yielded = f"{self._path}/{describe(info, shard).folder}", False
+        try:
+            for start, end in self._pieces(port, partition, folder):
+                for batches in self._ranges(port, info, partition, start, end):
+                    yielded = True
+                    yield batches
+        except _Interrupted:
+            raise
+        except (PenstockError, OSError) as error:
+            self._note(error, folder)
+            kind, lost = kind_named(info.kind, info.name), f"shard {shard} of {info.name}"
+            if isinstance(kind, FileKeeping) and not yielded:  # else rows would be copied twice
+                lost = f"parts of {lost}, and all that is not in its files"
+                for batch in kind.rows_in_files(self._fs, folder, self._identity):
+                    self._go_on()
+                    yield [batch]
+            self.lost.append(f"{lost}: {error}")
+
+    def _pieces(self, port: SnapshotReading, partition: PartitionId, folder: str) -> list[tuple[bytes, bytes | None]]:
+        """Divide a shard so that each piece fits in memory."""
+        count = 1 + self._stored_bytes(folder) // PIECE_BYTES
+        return (self._divided(port, partition, count, b"", None) if count > 1 else []) or [(b"", None)]
+
+    def _stored_bytes(self, folder: str) -> int:
+        size = 0
+        for name in walk(self._fs, folder) if self._fs.exists(folder) else ():
+            with suppress(OSError):
+                file = self._fs.open(f"{folder}/{name}")
+                size += file.size()
+                file.close()
+        return size
 
     def _ranges(
         self, port: SnapshotReading, info: TableInfo, partition: PartitionId, start: bytes, end: bytes | None
     ) -> Iterator[list[Any]]:
         """Yield the batches of a key range that can be read; what cannot is noted."""
-        if self._stop():
-            raise Invalid("the salvage was interrupted: give another target, and begin again")
+        self._go_on()
         try:
             batches = [batch for batch in port.scan_arrow(partition, start, end) if batch.num_rows]
         except (Restore, OSError) as error:
-            pieces = self._divided(port, partition, start, end)
+            pieces = self._divided(port, partition, PIECES, start, end)
             if len(pieces) < 2:
+                if not start and end is None:  # none of the shard can be read this way
+                    raise
                 self._note(error, self._path)
                 self.lost.append(f"rows of {info.name} from key {start!r} to {end!r}: {error}")
                 return
@@ -343,10 +411,18 @@ class _Salvage:
             yield batches
 
     def _divided(
-        self, port: SnapshotReading, partition: PartitionId, start: bytes, end: bytes | None
+        self, port: SnapshotReading, partition: PartitionId, count: int, start: bytes, end: bytes | None
     ) -> list[tuple[bytes, bytes | None]]:
         try:
-            pieces = port.pieces(partition, PIECES, start, end)
+            pieces = port.pieces(partition, count, start, end)
         except (Restore, OSError):
             return []
         return [(piece.start, piece.end) for piece in pieces]
+
+    def _go_on(self) -> None:
+        if self._stop():
+            raise _Interrupted("the salvage was interrupted: give another target, and begin again")
+
+
+class _Interrupted(Closed):
+    """The caller ended the salvage."""

@@ -58,7 +58,7 @@ class TableServices:
         with self._lock:
             if is_dropped:
                 self._dropped.add(table_id)
-            self._making.pop(table_id, None)
+                self._making.pop(table_id, None)  # else two threads could make a service at once
             service = self._services.pop(table_id, None)
         if service is not None:
             service.close()

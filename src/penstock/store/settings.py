@@ -5,9 +5,10 @@ Thread: immutable values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 
+from penstock.archive.master_keys import Keys
 from penstock.arguments import in_short, seconds, text, whole
 from penstock.coordinator import CoordinatorSettings
 from penstock.errors import Invalid
@@ -15,9 +16,13 @@ from penstock.kinds import Kind
 from penstock.log import LogSettings
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.tree_settings import TreeSettings
+from penstock.manifest.jobs import JobSettings
+from penstock.manifest.settings import ManifestSettings
 from penstock.partition.admission import DispatcherSettings
 from penstock.partition.checkpoint import CheckpointSettings
 from penstock.registry import check_settings
+from penstock.scheduler.scheduler import SchedulerSettings
+from penstock.store.archive_settings import ArchiveSettings
 from penstock.store.tracing import WriteStage
 
 RESERVE_BYTES = 8 << 20  # held back, so that deletes can be written to a full disk
@@ -40,6 +45,11 @@ class StoreSettings:
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     collection: CollectionSettings = field(default_factory=CollectionSettings)
+    manifest: ManifestSettings = field(default_factory=ManifestSettings)
+    jobs: JobSettings = field(default_factory=JobSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    task_intervals_s: Mapping[str, float] = field(default_factory=dict)  # of background tasks, by name; see `trigger`
+    archive: ArchiveSettings = field(default_factory=ArchiveSettings)  # with `penstock.open(path, archive=...)`
     kinds: tuple[object, ...] = ()  # settings of kinds, like `QueueSettings()`: at most one of each type
     flush_interval_s: float = 0.1
     background: bool = True  # False: no threads; maintenance runs when it is called
@@ -50,6 +60,8 @@ class StoreSettings:
     metrics_port: int | None = None  # of an HTTP endpoint /metrics for Prometheus; 0: any free port; None: no endpoint
     metrics_host: str = "127.0.0.1"  # the address that it listens on; others than loopback let everyone there read
     trace: Callable[[WriteStage], object] | None = None  # called with every stage of every write; must be quick
+    keys: Keys | None = field(default=None, repr=False)  # master keys: file:PATH, env:NAME, a dict or a function
+    encrypt: bool = False  # whether new tables are encrypted, unless they are created with encrypted=False
     queue: InitVar[object] = None  # the earlier spelling of `kinds=(QueueSettings(...),)`
 
     def __post_init__(self, queue: object) -> None:
@@ -67,6 +79,11 @@ class StoreSettings:
         if self.trace is not None and not callable(self.trace):
             raise Invalid(f"trace is a function that takes a WriteStage, not {in_short(self.trace)}")
         check_settings(self.kinds)
+        if not isinstance(self.task_intervals_s, Mapping):
+            raise Invalid(f"task_intervals_s maps names of tasks to seconds, not {in_short(self.task_intervals_s)}")
+        for task, interval_s in self.task_intervals_s.items():
+            text(task, "the name of a task", 127)
+            seconds(interval_s, f"the interval of task {task}", FLUSH_INTERVAL_S_MAX, above_zero=True)
 
     def of_kind(self, kind: Kind) -> object:
         """Return the settings of a kind: those given here, or its default."""
@@ -97,10 +114,14 @@ class StoreSettings:
 
 
 _SETTING_TYPES: dict[str, type] = {
-    **dict.fromkeys(("durable", "background", "serve", "trust_clock"), bool),
+    **dict.fromkeys(("durable", "background", "serve", "trust_clock", "encrypt"), bool),
     "journal": LogSettings,
     "dispatcher": DispatcherSettings,
     "checkpoint": CheckpointSettings,
     "collection": CollectionSettings,
+    "manifest": ManifestSettings,
+    "jobs": JobSettings,
+    "scheduler": SchedulerSettings,
+    "archive": ArchiveSettings,
     "kinds": tuple,
 }

@@ -6,6 +6,7 @@ Invariant: a file that a log still names is known to the staging area before any
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from penstock.partition.reference import Staging
 from penstock.partition.snapshots import PartitionSnapshots
 from penstock.partition.spill import SpillLog
 from penstock.registry import kind_named
-from penstock.store.dropped import SPILL, DroppedShards
+from penstock.store.dropped import DroppedShards
 from penstock.store.settings import StoreSettings
 from penstock.store.tracing import Tracer
 
@@ -34,14 +35,18 @@ class ShardOpener:
         *,
         settings: StoreSettings,
         tracer: Tracer | None,
+        check: Callable[[PartitionDescriptor], None] = lambda descriptor: None,
     ) -> None:
+        """`check`: raises if the manifest describes another table than the one that a shard is opened of."""
         self._context = context
         self._dropped = dropped
         self._settings = settings
         self._tracer = tracer
+        self._check = check
 
     def open(self, descriptor: PartitionDescriptor, options: bytes) -> Machine:
         """Return the state machine of a shard."""
+        self._check(descriptor)
         try:
             kind = kind_named(descriptor.kind, descriptor.name)
             machine = kind.open_machine(
@@ -68,7 +73,7 @@ class ShardOpener:
         reach = state if kept is None else kept
         spill = SpillLog(
             context.fs,
-            f"{context.root}/{descriptor.folder}{SPILL}",
+            f"{context.root}/{descriptor.log_folder}",
             random=context.random,
             identity=context.identity,
             partition=descriptor.partition,

@@ -34,14 +34,31 @@ from penstock.partition.aside import Trouble
 from penstock.partition.checkpoint import CheckpointReport
 from penstock.partition.ledger import TableInfo
 from penstock.registry import vector_kind
-from penstock.store.backup import Backup, BackupReport, BackupSource, check_target
+from penstock.store.archive_settings import (
+    LOCAL_BYTES_MAX,
+    ArchiveReport,
+    EvictReport,
+    VerifyReport,
+)
+from penstock.store.backup import Backup
 from penstock.store.backup_folder import NUMBER_MAX, CopyProgress, check_progress
-from penstock.store.check import CheckReport, StoreCheck
+from penstock.store.check import StoreCheck
 from penstock.store.following import MemberJournal
-from penstock.store.opening import OpenedParts
+from penstock.store.inspection import read_chunks, read_jobs, read_sealed, retry_job
 from penstock.store.port import LocalPort
+from penstock.store.reports import (
+    JOB_MAX,
+    BackupReport,
+    CheckReport,
+    ChunkSummary,
+    JobSummary,
+    RotationReport,
+    StoreStatistics,
+    check_target,
+)
 from penstock.store.settings import StoreSettings
-from penstock.store.statistics import StoreStatistics, store_statistics
+from penstock.store.statistics import store_statistics
+from penstock.store.table_operations import TableOperations
 from penstock.store.views import StoreSubscription, StoreView
 
 
@@ -55,6 +72,7 @@ def open_store(
     engine: EngineOpener = LmdbEngine,
     read_only: bool = False,
     consensus: MemberJournal | None = None,
+    archive: str | None = None,
 ) -> Store:
     """Open the store in `path` as its owner; create it if it does not exist.
 
@@ -67,26 +85,44 @@ def open_store(
     def opened() -> Store:
         with translate_os_errors():
             if read_only:
-                return _open_read_only(str(path), chosen, fs, clock, random)
+                return _open_read_only(str(path), chosen, fs, clock, random, archive)
             return Store(
-                str(path), settings=chosen, fs=fs, clock=clock, random=random, engine=engine, consensus=consensus
+                str(path),
+                settings=chosen,
+                fs=fs,
+                clock=clock,
+                random=random,
+                engine=engine,
+                consensus=consensus,
+                archive=archive,
             )
 
     # Return this call directly: an interrupt after it would leave an open store that nobody can close.
     return threads.run_uninterrupted(opened, undo=Store.close)
 
 
-def _open_read_only(path: str, settings: StoreSettings, fs: FileSystem, clock: Clock, random: Random) -> Store:
+def _open_read_only(  # noqa: PLR0917 - as `open_store`
+    path: str, settings: StoreSettings, fs: FileSystem, clock: Clock, random: Random, archive: str | None
+) -> Store:
     if not fs.exists(f"{path}/STORE"):
         raise NotFound(
             f"there is no store in {path}: give another path, or open it without read_only=True to create one"
         )
     overlay = OverlayFileSystem(fs, share_lock=OsReadLock if isinstance(fs, OsFileSystem) else None)
     settings = replace(settings, background=False, serve=False, reserve_bytes=0)
-    return Store(path, settings=settings, fs=overlay, clock=clock, random=random, engine=ReadOnlyEngine, read_only=True)
+    return Store(
+        path,
+        settings=settings,
+        fs=overlay,
+        clock=clock,
+        random=random,
+        engine=ReadOnlyEngine,
+        read_only=True,
+        archive=archive,
+    )
 
 
-class Store(OpenedParts):
+class Store(TableOperations):
     """An open store.
 
     >>> store = penstock.open("data/")
@@ -106,7 +142,7 @@ class Store(OpenedParts):
     def statistics(self) -> StoreStatistics:
         """Return the state of the store now: its epochs, its LSNs and the watermarks of every open partition."""
         self._check_usable()
-        return store_statistics(self._coordinator, self._dispatcher, self._consensus, self._clock)
+        return store_statistics(self._coordinator, self._dispatcher, self._consensus, self._clock, self._tenure)
 
     def subscribe(self) -> StoreSubscription:
         """Return a subscription to the store's LSN and epochs as they move."""
@@ -135,7 +171,8 @@ class Store(OpenedParts):
     def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
         """Merge a table into as few files as possible.
 
-        `GateShut` if other work on the table does not end within `timeout_s` seconds.
+        `GateShut` if other work on the table does not end within `timeout_s` seconds, `WaitExpired` if the table is
+        that long behind its writers.
         """
         info, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         self._check_writable()
@@ -146,14 +183,62 @@ class Store(OpenedParts):
             raise GateShut(f"table {info.name} was not compacted: {error}") from error
 
     def _compact(self, info: TableInfo, timeout_s: float) -> CompactionReport:
-        for partition in partitions_of(info):
-            self._port.machine(partition)  # open it, for it has files, and wait until it has what was written so far
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        for partition in partitions_of(info):  # open it, for it has files, and wait until it has all that was written
+            self._port.machine(partition, max(0.0, deadline_s - self._clock.monotonic_s()))
+        timeout_s = max(0.0, deadline_s - self._clock.monotonic_s())
         trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == info.table_id]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
         return threads.run_uninterrupted(
             lambda: compaction(stop=lambda: bool(cancelled)), cancel=lambda: cancelled.append(True)
         )
+
+    def jobs(self) -> list[JobSummary]:
+        """Return the background work of the store: what waits, what runs, and what ended lately; the oldest first."""
+        self._check_usable()
+        return read_jobs(self._manifest, self._name_of)
+
+    def _name_of(self, table: int) -> str | None:
+        info = self._port.table_by_id(table)
+        return None if info is None else info.name
+
+    def retry_job(self, job: int) -> int:
+        """Enqueue a job that failed for good once more; return the number of the new job."""
+        self._check_writable()
+        return retry_job(self._manifest, self._jobs, whole(job, "job", 1, JOB_MAX))
+
+    def run_jobs(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> int:
+        """Flush a table and do the compactions that are due, now; return the number of compactions.
+
+        `GateShut` if other work on the table does not end within `timeout_s` seconds.
+        """
+        info, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
+        self._check_writable()
+        deadline_s = self._clock.monotonic_s() + timeout_s
+
+        def rest_s() -> float:
+            return max(0.0, deadline_s - self._clock.monotonic_s())
+
+        def run() -> int:
+            count = 0
+            for tree, catalog in self._maintenance.trees():
+                if catalog.db_id == info.table_id:
+                    self._maintenance.flush(tree, rest_s())
+                    count += self._maintenance.compact(tree, timeout_s=rest_s())
+            return count
+
+        with translate_os_errors():
+            for partition in partitions_of(info):  # opens it, and waits until it has all that was written
+                self._port.machine(partition, rest_s())
+            return threads.run_uninterrupted(run)
+
+    def chunks(self, name: str) -> list[ChunkSummary]:
+        """Return the files of a table that never change: of sorted rows, or a queue's that get no more messages."""
+        info = self._info(name)
+        found = read_chunks(self._manifest, info.table_id, info.name, self._maintenance.detail_of)
+        with translate_os_errors():
+            return found + read_sealed(info, self._port.machine)
 
     def roll_up(self, name: str) -> int:
         """Bring a rollup table up to date, in this thread; return the number of commits. The store does it by itself.
@@ -207,22 +292,58 @@ class Store(OpenedParts):
         with translate_os_errors():
             return threads.run_uninterrupted(lambda: backup.run(keep), cancel=lambda: cancelled.append(True))
 
-    def _backup_source(self) -> BackupSource:
-        return BackupSource(
-            fs=self._fs,
-            root=self.path,
-            identity=self.identity,
-            uuid=self.uuid,
-            clock=self._clock,
-            manifest=self._manifest,
-            checkpoint=self._checkpoint,
-            consensus=self._consensus,
-            collector=self._collector,
-            dropped=self._dropped,
-            aside=self._aside,
-            snapshots=self._snapshots,
-            port=self._port,
-        )
+    # -- the archive
+
+    def archive(self) -> ArchiveReport:
+        """Upload what the archive lacks, and the store as of one LSN; `penstock.reattach` makes a store of it again.
+
+        Files count as archived once their objects were read back and compared. The store does this by itself, at the
+        interval of `ArchiveSettings`. `ArchiveUnavailable` if the object store does not answer: nothing is lost, what
+        was uploaded is not uploaded again.
+        """
+        self._check_writable()
+        self._port.flush(None)  # with all that was written so far
+        with translate_os_errors():
+            return threads.run_uninterrupted(self._archive.archive)
+
+    def evict(self, name: str | None = None, *, local_bytes: int = 0) -> EvictReport:
+        """Remove archived files of a table, or of all, from the folder, except `local_bytes` of each table's newest.
+
+        Reading fetches them again, into a cache. Files that a snapshot, a backup or a compaction needs stay.
+        """
+        info = None if name is None else self._info(name)
+        local_bytes = whole(local_bytes, "local_bytes", 0, LOCAL_BYTES_MAX)
+        self._check_writable()
+        with translate_os_errors():
+            return threads.run_uninterrupted(lambda: self._archive.evict(info, local_bytes))
+
+    def rehydrate(self, name: str | None = None) -> int:
+        """Fetch all evicted files of a table, or of all, into the folder again; return the bytes."""
+        info = None if name is None else self._info(name)
+        self._check_writable()
+        with translate_os_errors():
+            return threads.run_uninterrupted(lambda: self._archive.rehydrate(info))
+
+    def verify_archive(self, name: str | None = None) -> VerifyReport:
+        """Read the archived objects of a table, or of all, and report those that are damaged or missing.
+
+        Where the file is in the folder, the next `archive` uploads it again.
+        """
+        info = None if name is None else self._info(name)
+        self._check_writable()
+        with translate_os_errors():
+            return threads.run_uninterrupted(lambda: self._archive.verify(info))
+
+    def collect_archive(self) -> int:
+        """Delete objects that nothing has named for `ArchiveSettings.grace_s` seconds; return their number."""
+        self._check_writable()
+        with translate_os_errors():
+            return threads.run_uninterrupted(self._archive.collect)
+
+    @property
+    def archive_url(self) -> str | None:
+        """The URL of the store's archive; None if it has none."""
+        return self._archive.url
 
     def recover(self) -> None:
         """Accept writes again after a failed one; the unwritten batches are written again."""
@@ -236,6 +357,26 @@ class Store(OpenedParts):
         self._dispatcher.resume(info.table_id)
         self._port.applied()
         return [trouble for trouble in self.troubles() if trouble.table == info.name]
+
+    def rotate_keys(self) -> RotationReport:
+        """Wrap the keys of all encrypted tables with the newest master key, so that older ones are not needed any more.
+
+        Rows are not encrypted again: no file of a table changes. Backups that exist still need the older keys.
+        """
+        self._check_writable()
+        version, rewrapped = self._keys.newest(), list[str]()
+        for info in self._port.tables():
+            if (key := self._keys.rewrapped(info)) is not None:
+                self._port.rewrap(info, key)
+                rewrapped.append(info.name)
+        if rewrapped:  # leave no older form of them in the files of the ledger
+            with translate_os_errors():
+                threads.run_uninterrupted(self._rewrite_ledger)
+        return RotationReport(version, rewrapped)
+
+    def _rewrite_ledger(self) -> None:
+        self._maintenance.flush(self._ledger.tree)
+        self._maintenance.compact(self._ledger.tree, everything=True)
 
     def keep_snapshot(self, name: str) -> list[int]:
         """Copy the files of a table, so that `repair` can restore it; return the LSN of each shard's copy.
@@ -270,10 +411,12 @@ class Store(OpenedParts):
         """
         info = self._info(name)
         self._check_writable()
-        with translate_os_errors():
-            for number in partitions_of(info):
-                threads.run_uninterrupted(partial(self._snapshots.repair, number))
-        self._port.end_service(info.table_id)
+        try:
+            with translate_os_errors():
+                for number in partitions_of(info):
+                    threads.run_uninterrupted(partial(self._snapshots.repair, number))
+        finally:  # also if a later shard failed: the service read files that were replaced
+            self._port.end_service(info.table_id)
         self._port.applied()
         return [trouble for trouble in self.troubles() if trouble.table == info.name]
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
 from penstock.coordinator import Acknowledgement
-from penstock.errors import Invalid, NotFound
+from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.kinds import SnapshotReading, partitions_of
 from penstock.kinds.changes import ChangeOptions
 from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
+from penstock.partition.storage_options import StorageOptions, changed, encode_storage
 from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable, QueueView
 from penstock.registry import QUEUE, check_name, find_kind, kind_named, known_kinds, series_kind, vector_kind
@@ -25,10 +26,12 @@ from penstock.store.batch import StoreBatch
 from penstock.store.kv_tables import KvOfSnapshot, KvOfStore
 from penstock.store.loading import LEASE_S, LoadReport, PreparedLoad, prepare
 from penstock.store.naming import check_feed
-from penstock.store.statistics import StoreStatistics
+from penstock.store.reports import StoreStatistics
+from penstock.store.table_description import TableDescription
 from penstock.store.views import StoreSubscription
 
 if TYPE_CHECKING:  # kinds that are imported at their first use
+    from penstock.manifest.records import ArchivePolicy, CompressionConfig, EncryptionConfig, RetentionPolicy
     from penstock.series.options import SeriesOptions
     from penstock.series.reader import SeriesReader
     from penstock.series.table import SeriesTable
@@ -36,6 +39,9 @@ if TYPE_CHECKING:  # kinds that are imported at their first use
     from penstock.vector.reader import VectorReader
     from penstock.vector.table import VectorTable
 
+DRAIN_S = 60.0
+GENERATION_MAX = (1 << 64) - 1
+ALTER_ATTEMPTS = 10  # others may change the options at the same time
 EPOCH_MAX = (1 << 72) - 1  # 32 bits of the store's incarnation, then 40 of the write
 
 
@@ -71,13 +77,19 @@ class Tables(KvOfStore):
         retention: Retention | None = None,
         headers: bool = False,
         create: bool = True,
+        changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> QueueTable:
         """Return a queue; create it if it does not exist, unless `create=False` (`NotFound`).
 
-        `retention` and `headers` (whether its messages may have some) are for a new queue; `alter` changes them.
+        `retention` and `headers` (whether its messages may have some) are for a new queue; `alter` changes them. With
+        `changes` (True, or a `ChangeOptions`), a new queue has a change feed.
         """
-        info = self._table(name, QUEUE, shards, QUEUE.options(retention, headers=headers), create=create)
+        options = QUEUE.options(retention, headers=headers, changes=changes)
+        info = self._table(name, QUEUE, shards, options, create=create, storage=storage, encrypted=encrypted)
         QUEUE.check_made(info, retention, headers=headers)
+        check_feed(info, QUEUE, changes)
         return QUEUE.table(self._port, info, durable=self._durable)
 
     def series(
@@ -88,13 +100,17 @@ class Tables(KvOfStore):
         options: SeriesOptions | None = None,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> SeriesTable:
         """Return a series table; create it, with `options`, if it does not exist, unless `create=False`.
 
-        With `changes` (True, or a `ChangeOptions`), a new table has a change feed.
+        With `changes` (True, or a `ChangeOptions`), a new table has a change feed. `encrypted` is for a new
+        table, by default as the store's settings say.
         """
         kind = series_kind()
-        info = self._table(name, kind, shards, kind.options(options, changes), create=create)
+        made = kind.options(options, changes)
+        info = self._table(name, kind, shards, made, create=create, storage=storage, encrypted=encrypted)
         kind.check_made(info, options)
         check_feed(info, kind, changes)
         return kind.table(self._port, info, durable=self._durable)
@@ -108,23 +124,35 @@ class Tables(KvOfStore):
         shards: int = 1,
         create: bool = True,
         changes: bool | ChangeOptions = False,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
     ) -> VectorTable:
         """Return a vector table; create it if it does not exist, unless `create=False` (`NotFound`).
 
         `dimensions` (of a new table) and `metric` (cosine by default, dot or euclidean) are fixed for a table; they may
         be omitted for an existing one. With `changes` (True, or a `ChangeOptions`), a new table has a change feed.
+        `encrypted` is for a new table, by default as the store's settings say.
         """
         info, kind = self._find(check_name(name)), vector_kind()
         if info is None or dimensions is not None:
             options = kind.options(dimensions, metric, changes) if flag(create, "create") else b""
         else:
             options = info.options
-        info = self._table(name, kind, shards, options, create=create)
+        info = self._table(name, kind, shards, options, create=create, storage=storage, encrypted=encrypted)
         kind.check_made(info, dimensions, metric)
         check_feed(info, kind, changes)
         return kind.table(self._port, info, durable=self._durable)
 
-    def create(self, name: str, kind: str, *, shards: int = 1, options: bytes | None = None) -> Any:
+    def create(
+        self,
+        name: str,
+        kind: str,
+        *,
+        shards: int = 1,
+        options: bytes | None = None,
+        storage: StorageOptions | None = None,
+        encrypted: bool | None = None,
+    ) -> Any:
         """Return a table of any kind, also of another package; create it if absent. The kind encodes `options`."""
         table_kind = find_kind(kind) if isinstance(kind, str) else None  # type: ignore[redundant-expr]
         if table_kind is None:
@@ -132,7 +160,7 @@ class Tables(KvOfStore):
                 f"there is no kind {in_short(kind)}: the kinds are {', '.join(kind.name for kind in known_kinds())}"
             )
         options = table_kind.options_default if options is None else options
-        info = self._table(name, table_kind, shards, options, create=True)
+        info = self._table(name, table_kind, shards, options, create=True, storage=storage, encrypted=encrypted)
         return table_kind.table(self._port, info, durable=self._durable)
 
     def table(self, name: str) -> Any:
@@ -156,6 +184,59 @@ class Tables(KvOfStore):
         """Delete a table and its contents."""
         self._check_usable()
         self._port.drop(check_name(name))
+
+    def alter(
+        self,
+        name: str,
+        *,
+        compression: CompressionConfig | EllipsisType = ...,
+        encryption: EncryptionConfig | EllipsisType | None = ...,
+        retention: RetentionPolicy | EllipsisType = ...,
+        archive: ArchivePolicy | EllipsisType | None = ...,
+        wal_dir: str | EllipsisType = ...,
+        chunk_dir: str | EllipsisType = ...,
+    ) -> StorageOptions:
+        """Change storage options of a table, durably and while it is in use; return all of them.
+
+        Omitted ones stay. Those for new files hold from the next file on. `Invalid` for what cannot change: the
+        folders, and whether the table is encrypted.
+
+        >>> store.alter("users", archive=None).chunk_dir
+        'tables'
+        """
+        self._check_writable()
+        given = {
+            "compression": compression,
+            "encryption": encryption,
+            "retention": retention,
+            "archive": archive,
+            "wal_dir": wal_dir,
+            "chunk_dir": chunk_dir,
+        }
+        changes = {option: value for option, value in given.items() if value is not ...}
+        for _ in range(ALTER_ATTEMPTS):
+            info = self._info(name)
+            wanted = encode_storage(changed(info.name, info.storage_options, changes))
+            info = self._port.configure(info, wanted)
+            if info.storage == wanted:
+                return info.storage_options
+        raise Backpressure(f"the options of table {name} are being changed by others: retry later")
+
+    @abstractmethod
+    def describe(self, name: str) -> TableDescription:
+        """Return how a table is stored, how far each shard is, and the gates of its jobs."""
+
+    @abstractmethod
+    def wait_for_change(self, name: str, after: int, *, timeout_s: float = 60.0) -> TableDescription:
+        """Wait until the description of a table has a later generation than `after`; return it."""
+
+    @abstractmethod
+    def drain(self, name: str, *, timeout_s: float = DRAIN_S) -> TableDescription:
+        """Refuse new rows of a table, also after a restart, and put all that was written into its files."""
+
+    @abstractmethod
+    def reactivate(self, name: str) -> TableDescription:
+        """Let a table that was drained take writes again."""
 
     # -- durability and consistency
 

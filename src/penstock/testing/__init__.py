@@ -5,7 +5,7 @@ is a clock that a test moves. Nothing in Penstock imports this package.
 """
 
 from penstock.testing.clock import FakeClock
-from penstock.testing.crashes import CrashReport, Faults, History, Scenario, Violation, explore
+from penstock.testing.crashes import CrashReport, Faults, History, Scenario, SearchBudget, Violation, explore
 from penstock.testing.disk import Fault, SimulatedDisk
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Faults",
     "History",
     "Scenario",
+    "SearchBudget",
     "SimulatedDisk",
     "Violation",
     "explore",

@@ -13,12 +13,15 @@ reached, by the next operation, as in `unlink /store/journal/#.log`: a suite ass
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import CorruptionError, Invalid, PenstockError
+from penstock.host.clock import SystemClock
 from penstock.testing.disk import Fault, FaultKind, SimulatedDisk
 from penstock.testing.disk_image import Image, Mode
 
@@ -98,6 +101,18 @@ class Faults:
     images_every: int = 1  # and take every n-th crash image after it
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchBudget:
+    """How long to look, and where first: the points are taken in a random order until the time is over.
+
+    >>> SearchBudget(seconds=1.5, seed=7).seed
+    7
+    """
+
+    seconds: float
+    seed: int
+
+
 @dataclass
 class CrashReport:
     """What was tested. Operations are counted by name and path, with `#` for numbers.
@@ -159,10 +174,12 @@ def explore(
     depth: int = 2,
     every: int = 1,
     faults: Faults | None = None,
+    budget: SearchBudget | None = None,
 ) -> CrashReport:
     """Test every crash (and fault); raise the first `Violation`, which says where it happened.
 
-    With `every`, only each n-th crash of a run is tested, and in each mode the first one before each step.
+    With `every`, only each n-th crash of a run is tested, and in each mode the first one before each step. With a
+    `budget`, as many as there is time for, half of it for faults if there are some.
 
     >>> class Forgets:
     ...     def run(self, disk, history):
@@ -176,11 +193,33 @@ def explore(
     Traceback (most recent call last):
     penstock.testing.crashes.Violation: ...the file is lost...
     """
-    explorer = _Explorer(scenario, modes, recovery_modes, torn_seeds, every)
-    explorer.crashes(depth)
-    if faults is not None:
-        explorer.faults(faults, depth)
-    return explorer.report
+    explorer = _Explorer(scenario, modes, recovery_modes, torn_seeds, every=every, budget=budget)
+
+    def run() -> CrashReport:
+        explorer.crashes(depth, share=1.0 if faults is None else 0.5)
+        if faults is not None:
+            explorer.faults(faults, depth)
+        return explorer.report
+
+    return _in_a_thread(run)
+
+
+def _in_a_thread(act: Callable[[], T]) -> T:
+    """Call `act` in a thread of its own: from the main one, each call that no signal may interrupt would start one."""
+    outcome: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(act())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="explore", daemon=True)
+    thread.start()
+    thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
 def search_order(points: Sequence[T]) -> Sequence[T]:
@@ -193,27 +232,53 @@ def search_order(points: Sequence[T]) -> Sequence[T]:
 
 class _Explorer:
     def __init__(
-        self, scenario: Scenario, modes: tuple[Mode, ...], recovery_modes: tuple[Mode, ...], torn_seeds: int, every: int
+        self,
+        scenario: Scenario,
+        modes: tuple[Mode, ...],
+        recovery_modes: tuple[Mode, ...],
+        torn_seeds: int,
+        *,
+        every: int,
+        budget: SearchBudget | None,
     ) -> None:
         self._scenario = scenario
         self._modes = modes
         self._recovery_modes = recovery_modes
         self._torn_seeds = torn_seeds
         self._every, self._count = every, 0
+        self._budget = budget
+        self._chance = Random(budget.seed) if budget else None
+        self._clock = SystemClock()
+        self._began_s = self._clock.monotonic_s()
+        self._share = 1.0
         self._tested: set[tuple[str, Mode]] = set()  # steps
         self._labels: dict[int, str] = {}  # of each operation of the run that changes something
         self.report = CrashReport()
 
-    def crashes(self, depth: int) -> None:
+    def crashes(self, depth: int, *, share: float) -> None:
+        self._share = share
         disk, history = self._run(())
         self.report.operations = disk.operations
         self._labels = {image.operation: image.label for image in disk.images[:-1]}
         self.report.labels = {label.split()[0] for label in self._labels.values()}
         self._crash_everywhere(disk.images, history, depth, "")
+        self._share = 1.0
+
+    def _is_over(self) -> bool:
+        if self._budget is None:
+            return False
+        return self._clock.monotonic_s() - self._began_s >= self._budget.seconds * self._share
+
+    def _order(self, points: Sequence[T]) -> Sequence[T]:
+        if self._chance is None:
+            return search_order(points)
+        return self._chance.sample(points, len(points))
 
     def faults(self, faults: Faults, depth: int) -> None:
         for kind in faults.kinds:
-            for at in search_order(self._places(faults)):
+            for at in self._order(self._places(faults)):
+                if self._is_over():
+                    return
                 self.report.faults += 1
                 self.report.faulted[_step(self._labels.get(at, "read"))] += 1
                 disk, history = self._run((Fault(at, kind),))
@@ -248,9 +313,13 @@ class _Explorer:
     ) -> None:
         reached = self.report.crashed_in_recovery if recovering else self.report.crashed
         modes = self._recovery_modes if where.endswith("then ") else self._modes
-        seeds = [(mode, seed) for mode in modes for seed in range(self._torn_seeds if mode == "torn" else 1)]
+        first = self._chance.randrange(1 << 30) if self._chance else 0  # of the torn ones: new ones in each campaign
+        torn = range(first, first + self._torn_seeds)
+        seeds = [(mode, seed) for mode in modes for seed in (torn if mode == "torn" else range(1))]
         tried: dict[tuple[int, int], bool] = {}  # by the disk and what clients knew: whether it was resumed
-        for image in search_order(images):
+        for image in self._order(images):
+            if self._is_over():
+                return
             for mode, seed in seeds:
                 disk = image.restore(mode, seed)
                 state = (disk.state(), image.mark)

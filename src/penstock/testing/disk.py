@@ -18,7 +18,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, TypeAlias
 
 from penstock.errors import StoreLocked
@@ -96,12 +96,16 @@ class SimulatedDisk:
         self.capacity_bytes = capacity_bytes
         self.damaged = any(fault.kind == "rot" for fault in faults)  # then losing unprotected data is not a bug
         self._faults = {fault.at: fault.kind for fault in faults}
-        self._chance = random.Random(seed)
+        self._seed = seed
         self._lock = threading.RLock()
         self._inodes: dict[int, DiskInode] = {}
         self._folders: dict[int, DiskFolder] = {0: DiskFolder()}
         self._next_node = 1
         self._locks: set[int] = set()  # the nodes of files that are locked
+
+    @cached_property
+    def _chance(self) -> random.Random:
+        return random.Random(self._seed)
 
     @property
     def is_faulty(self) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.testing.disk import SimulatedDisk
 
 SECTOR_BYTES = 512
+_NO_CHANCE = random.Random(0)  # for modes that leave nothing to chance: a generator takes a while to make
 
 Mode: TypeAlias = Literal["strict", "kept", "torn", "restart"]
 # A change to a file: bytes at an offset, or (data None) a new size.
@@ -60,7 +61,7 @@ class Image:
 
     def restore(self, mode: Mode, seed: int = 0) -> SimulatedDisk:
         """Return the disk that the machine (in mode `restart`, the next process) sees after the crash."""
-        chance = random.Random(f"{seed}/{self.operation}")
+        chance = random.Random(f"{seed}/{self.operation}") if mode in ("torn", "kept") else _NO_CHANCE
         odds = chance.choice((0.1, 0.5, 0.9))
 
         def survives() -> bool:
@@ -72,7 +73,10 @@ class Image:
         disk._inodes.clear()
         disk._folders.clear()
         for number, (synced, changes) in self.files.items():
-            inode = DiskInode(synced if mode == "restart" else _survivor(synced, changes, survives, chance))
+            if mode in ("restart", "strict"):
+                inode = DiskInode(synced)
+            else:
+                inode = DiskInode(_survivor(synced, changes, survives, chance))
             if mode == "restart":
                 for change, _ in changes:
                     apply(inode.live, change)

@@ -16,14 +16,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
+import msgspec
 import pysyncobj.syncobj
 
 from penstock.errors import PenstockError
+from penstock.host.file_operations import make_dirs, remove_folder
 from penstock.log import Log, LogSettings
 from penstock.replica.messages import Message, pack, unpack
 from penstock.replica.raft import Proposal, Raft, RaftTimes
 from penstock.replica.raft_log import RaftLog
-from penstock.replica.state import StateFile
+from penstock.replica.state import JOINING, MEMBER, StateFile, new_disk
 from penstock.testing.crashes import Violation
 from penstock.testing.disk import SimulatedDisk
 
@@ -37,9 +39,57 @@ class SimulatedMember:
 
     def __init__(self, cluster: SimulatedCluster, name: str) -> None:
         self._cluster, self.name = cluster, name
-        self.disk = SimulatedDisk()
         self.raft: Raft | None = None
         self.log: RaftLog | None = None
+        self.wipe()
+        self.start()
+
+    def wipe(self) -> None:
+        """Lose the disk. Requires: the process does not run."""
+        self.disk = SimulatedDisk()
+        self.stored: dict[int, bytes] = {}  # by LSN: what its store has of the records that its log dropped
+        state = StateFile(self.disk, "/raft")
+        state.save(new_disk(self._cluster.random, standing=self._cluster.standing))
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it votes: its disk knows what it promised."""
+        return StateFile(self.disk, "/raft").state.standing == MEMBER
+
+    def records(self) -> dict[int, bytes]:
+        """Return the committed records of this member, by LSN. Requires: it runs."""
+        assert self.log is not None
+        return {**self.stored, **dict(self.log.records(self.log.base.lsn + 1))}
+
+    def cut(self) -> None:
+        """Store all that is committed and drop what others do not need, as a checkpoint does."""
+        assert self.log is not None
+        assert self.raft is not None
+        self.stored = self.records()
+        self.log.lag_segments = self._cluster.random.randrange(1, 4)
+        self.log.roll()
+        self.log.cut_front(self.log.lsn_at(self.log.committed) + 1, self.raft.may_cut_before())
+
+    def install(self, leader: SimulatedMember) -> None:
+        """Take a snapshot of the leader: its store, and its log from some record on."""
+        assert self.log is not None
+        assert leader.log is not None
+        if leader.disk.exists("/outgoing"):
+            remove_folder(leader.disk, "/outgoing")
+        leader.disk.mkdir("/outgoing")
+        first = self._cluster.random.randrange(leader.log.base.lsn + 1, leader.log.lsn_at(leader.log.committed) + 2)
+        base, end = leader.log.copy_to("/outgoing", first)
+        if self.log.has(end.index, end.term):  # another leader sent them meanwhile
+            return
+        self.crash("kept")
+        state = StateFile(self.disk, "/raft")
+        remove_folder(self.disk, "/journal")
+        make_dirs(self.disk, "/journal")
+        for name in leader.disk.listdir("/outgoing"):
+            _copy_file(leader.disk, f"/outgoing/{name}", self.disk, f"/journal/{name}")
+        self.disk.fsync_dir("/journal")
+        state.save(msgspec.structs.replace(state.state, bases=(base,)))
+        self.stored = {lsn: body for lsn, body in leader.records().items() if lsn <= end.lsn}
         self.start()
 
     def start(self) -> None:
@@ -79,6 +129,7 @@ class SimulatedCluster:
 
     make_log = RaftLog  # negative controls replace these
     make_raft = Raft
+    standing = JOINING  # of a new disk
 
     def __init__(self, *, seed: int, members: int = 3) -> None:
         self.random = random.Random(seed)
@@ -139,6 +190,8 @@ class SimulatedCluster:
         chance = self.random.random()
         if faults and chance < 0.02:
             self._fault()
+        elif chance < 0.03:
+            self.install_snapshots()
         elif chance < 0.10:
             self._propose()
         elif chance < 0.55 and self.messages:
@@ -166,7 +219,9 @@ class SimulatedCluster:
             self.done["proposed"] += 1
 
     def _fault(self) -> None:
-        what = self.random.choice(("crash", "crash", "start", "block", "open", "double", "lose", "all"))
+        what = self.random.choice(
+            ("crash", "crash", "start", "block", "open", "double", "lose", "all", "cut", "cut", "wipe")
+        )
         self.done[what] += 1
         member = self.members[self.random.choice(self.names)]
         mode = self.random.choice(("strict", "torn", "kept"))
@@ -174,6 +229,10 @@ class SimulatedCluster:
             member.crash(mode)
         elif what == "start" and member.raft is None:
             member.start()
+        elif what == "cut" and member.log is not None:
+            member.cut()
+        elif what == "wipe":
+            self._wipe(member)
         elif what == "block":
             sender, receiver = self.random.sample(self.names, 2)
             self.blocked |= (
@@ -191,6 +250,24 @@ class SimulatedCluster:
                     each.crash(mode)
                 each.start()
 
+    def _wipe(self, member: SimulatedMember) -> None:
+        """Let a member lose its disk, if all others have theirs: more is more than a cluster can stand."""
+        if all(other.is_member for other in self.members.values() if other is not member):
+            if member.raft is not None:
+                member.crash("kept")
+            member.wipe()
+            self.done["wiped"] += 1
+
+    def install_snapshots(self) -> None:
+        """Let members that were told to take a snapshot do so, where their leader can be reached."""
+        for member in self.members.values():
+            leader = None if member.raft is None else self.members.get(member.raft.snapshot_from or "")
+            if leader is None or leader.raft is None or not leader.raft._isLeader():
+                continue
+            if not {(leader.name, member.name), (member.name, leader.name)} & self.blocked:
+                member.install(leader)
+                self.done["installed"] += 1
+
     def heal(self, ticks: int = 3_000) -> None:
         """Start every member, open every way, and run until all have the same; then check what was acknowledged."""
         self.blocked.clear()
@@ -202,6 +279,7 @@ class SimulatedCluster:
                 self.tick(name)
             while self.messages:
                 self.deliver(0)
+            self.install_snapshots()
             self.check()
             logs = [member.log for member in self.members.values() if member.log is not None]
             if len({(log.last, log.committed) for log in logs}) == 1 and logs[0].committed == logs[0].last > 0:
@@ -236,7 +314,7 @@ class SimulatedCluster:
         """Check, on members that agree, that each has every acknowledged record under its LSN, and none twice."""
         for name, member in self.members.items():
             assert member.log is not None
-            records = dict(member.log.records(member.log.base.lsn + 1))
+            records = member.records()
             if len(set(records.values())) != len(records):
                 raise Violation(f"{name} has a record twice")
             for proposal, body in self.proposals:
@@ -251,6 +329,14 @@ class SimulatedCluster:
             f"{name}: {'down' if member.log is None else (member.log.last, member.log.committed)}"
             for name, member in self.members.items()
         )
+
+
+def _copy_file(source: SimulatedDisk, name: str, target: SimulatedDisk, to: str) -> None:
+    read, write = source.open(name), target.create(to)
+    write.pwrite(read.pread(read.size(), 0), 0)
+    write.fsync()
+    read.close()
+    write.close()
 
 
 @contextmanager

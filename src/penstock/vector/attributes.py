@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.arguments import in_short, plain_int
 from penstock.errors import Invalid
@@ -33,6 +35,7 @@ _encoder = msgspec.json.Encoder(order="sorted")
 _encode = _encoder.encode
 _decoder = msgspec.json.Decoder(dict[str, str | int | float | bool])
 _INT_MAX = (1 << 63) - 1
+_COLUMNS_BYTES_MAX = 1 << 30  # of a column of Arrow with 32-bit offsets, with room to spare
 
 
 class HitAttributes(dict[str, Attribute]):
@@ -92,6 +95,33 @@ def _encode_plain(rows: Sequence[Any]) -> list[bytes] | None:
     if max(map(len, lines), default=0) > ATTRIBUTES_BYTES_MAX:
         return None
     return [b"" if line == b"{}" else line for line in lines] if b"{}" in lines else lines
+
+
+def encode_columns(names: Sequence[str], columns: Sequence[Any]) -> list[bytes] | None:
+    """Encode attributes that are columns of Arrow, without a dict for each row; None if they may break a rule.
+
+    Requires: the columns are as long as each other, and of texts, numbers or bools.
+    """
+    if not 0 < len(names) <= NAMES_MAX or not all(0 < len(name) <= NAME_BYTES_MAX // 4 for name in names):
+        return None
+    pieces: list[Any] = []
+    total = 0
+    for name, column in sorted(zip(names, columns, strict=True), key=itemgetter(0)):
+        if column.null_count or pa.types.is_null(column.type) or pa.types.is_uint64(column.type):
+            return None
+        joined = _encoder.encode_lines(column.to_pylist())
+        total += len(joined) + len(column) * (len(name) + NAME_BYTES_MAX)
+        if total > _COLUMNS_BYTES_MAX:
+            return None
+        lines = joined.split(b"\n")[:-1]  # within JSON a line never ends
+        if pa.types.is_floating(column.type) and b"null" in lines:  # NaN or infinite
+            return None
+        pieces += [b"%b%b:" % (b"," if pieces else b"{", _encode(name)), pa.array(lines, pa.binary())]
+    rows = pc.binary_join_element_wise(*pieces, b"}", b"")
+    if len(rows) and (pc.max(pc.binary_length(rows)).as_py() or 0) > ATTRIBUTES_BYTES_MAX:
+        return None
+    encoded: list[bytes] = rows.to_pylist()
+    return encoded
 
 
 def _name(name: Any) -> str:

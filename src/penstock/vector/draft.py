@@ -28,6 +28,7 @@ from penstock.vector.keys import (
     F32,
     GENERATIONS,
     I32,
+    ID_KEY_BYTES,
     POSTINGS,
     RECORD,
     SEQUENCE,
@@ -52,7 +53,7 @@ from penstock.vector.stored import (
     read_centroids,
     read_generations,
     read_sequence,
-    record_value,
+    record_values,
 )
 
 GENERATION_MAX = (1 << 32) - 1
@@ -85,6 +86,8 @@ class VectorDraft:
         self._stored_centroids = centroids_of or (lambda number: read_centroids(rows, number, options.dimensions))
         self._centroids: dict[int, Centroids] = {}
         self._found: dict[bytes, int] = {}  # by key of the dictionary: internal ids of this record, 0 for deleted
+        self._upserted: list[tuple[list[bytes], U64]] = []  # keys and internal ids that are not in `_found` yet
+        self._put_bytes = 0  # of keys and values in `_puts` at most: some may be taken out again
         self._puts: dict[bytes, bytes] = {}
         self._dropped: dict[bytes, Row] = {}  # deletes
         self._lists: dict[tuple[int, int], BitMap64] = {}  # internal ids that join a list of a generation
@@ -120,13 +123,16 @@ class VectorDraft:
             rows[DELETED] = (PUT, encode_ids(left), self.lsn, NEVER)
         elif self._deleted:
             rows[DELETED] = (VECTOR_IDS, encode_ids(self._deleted), self.lsn, NEVER)
-        return Edit(lsn=self.lsn, time_us=time_us, rows=rows, puts=puts, ranges=self._ranges)
+        return Edit(lsn=self.lsn, time_us=time_us, rows=rows, puts=puts, put_bytes=self._put_bytes, ranges=self._ranges)
 
     # -- records
 
     def _old_ids(self, keys: Sequence[bytes]) -> U64:
         """Return the internal ids that the dictionary has for keys; 0 where it has none."""
         found, get = self._found, self._rows.get
+        for earlier, numbers_of in self._upserted:  # most records are one part, and need none of this
+            found.update(zip(earlier, numbers_of.tolist(), strict=True))
+        self._upserted.clear()
         if self._sequence_before.count == 0:  # the tree has no records: only this draft may have some
             return np.fromiter((found.get(key, 0) for key in keys), np.uint64, len(keys))
         stored = self._rows.existing(keys)
@@ -148,13 +154,15 @@ class VectorDraft:
         if self._dropped:
             for key in keys:
                 self._dropped.pop(key, None)
-        self._found.update(zip(keys, numbers.tolist(), strict=True))
+        self._upserted.append((keys, numbers))
         vectors = np.ascontiguousarray(part.vectors, "<f4")
         packed = vectors.view(f"V{vectors.shape[1] * 4}").reshape(-1)
         self._puts.update(zip(keys, _eights(numbers), strict=True))
         self._puts.update(zip(id_keys(VECTOR, numbers), packed.tolist(), strict=True))
-        records = map(record_value, part.ids, part.attributes_of())
+        records = record_values(part.ids, part.attributes_of())
         self._puts.update(zip(id_keys(RECORD, numbers), records, strict=True))
+        keys_bytes, records_bytes = sum(map(len, keys)), sum(map(len, records))
+        self._put_bytes += keys_bytes + records_bytes + vectors.nbytes + (8 + 2 * ID_KEY_BYTES) * count
         lists: I32 | None = None
         for generation in self.generations.live():
             assigned = self._assign(generation, numbers, vectors)
@@ -257,6 +265,7 @@ class VectorDraft:
             key = list_key(CENTROID, generation, number)
             rows[number] = np.frombuffer(data, "<f4").astype(np.float32)
             self._puts[key] = data
+            self._put_bytes += len(key) + len(data)
         numbers = sorted(rows)
         matrix = np.stack([rows[number] for number in numbers])
         self._centroids[generation] = Centroids(np.array(numbers, np.int32), matrix)

@@ -28,6 +28,7 @@ U64: TypeAlias = npt.NDArray[np.uint64]
 I32: TypeAlias = npt.NDArray[np.int32]
 F32: TypeAlias = npt.NDArray[np.float32]
 _ID = struct.Struct(">cQ")
+ID_KEY_BYTES = _ID.size
 _LIST = struct.Struct(">cII")
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.arguments import in_short
 from penstock.errors import Invalid
-from penstock.vector.attributes import encode_all
+from penstock.vector.attributes import encode_all, encode_columns
 from penstock.vector.keys import F32
 from penstock.vector.options import VectorOptions
 from penstock.vector.section import ID_BYTES_MAX, Upserts, check_ids, check_vectors
@@ -61,12 +61,13 @@ def plain_ids(ids: Any) -> list[bytes]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
         raise Invalid(f"ids are a list of texts, not {in_short(ids)}")
     listed = list(ids)
-    if all(type(some) is str for some in listed):
+    if set(map(type, listed)) == {str}:
         try:
-            encoded = [some.encode() for some in listed]
+            encoded = list(map(str.encode, listed))
         except UnicodeEncodeError:
-            encoded = []
-        if encoded and min(map(len, encoded)) > 0 and max(map(len, encoded)) <= ID_BYTES_MAX:
+            encoded = [b""]
+        sizes = set(map(len, encoded))
+        if min(sizes) > 0 and max(sizes) <= ID_BYTES_MAX:
             return encoded
     return [plain_id(some) for some in listed]
 
@@ -254,6 +255,8 @@ def _attribute_rows(table: pa.Table) -> list[bytes]:
     dicts: list[Any] = [None] * table.num_rows
     if "attributes" in table.column_names:
         dicts = _attribute_dicts(table.column("attributes"))
+    elif others and (known := encode_columns(others, [table.column(name) for name in others])) is not None:
+        return known
     if not others:
         encoded = encode_all(dicts)
     else:

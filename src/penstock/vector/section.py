@@ -203,7 +203,7 @@ def encode_section(section: VectorSection) -> bytes:
     return encode_parts(VERSION, [_encode_part(part) for part in section.parts])
 
 
-def _encode_part(part: Part) -> tuple[int, list[bytes]]:
+def _encode_part(part: Part) -> tuple[int, Sequence[bytes | memoryview]]:
     if isinstance(part, Upserts):
         return UPSERTS, _upsert_bytes(part)
     if isinstance(part, Deletes):
@@ -211,12 +211,12 @@ def _encode_part(part: Part) -> tuple[int, list[bytes]]:
     return CHANGE, [_pack(part)]
 
 
-def _upsert_bytes(part: Upserts) -> list[bytes]:
+def _upsert_bytes(part: Upserts) -> list[bytes | memoryview]:
     attributes = part.attributes_of()
     vectors = np.ascontiguousarray(part.vectors, _F32)
     return [
         _UPSERTS.pack(len(part), vectors.shape[1]),
-        vectors.tobytes(),
+        vectors.data.cast("B"),  # not a copy: the vectors are nearly all of a section
         _lengths(part.ids, _U16),
         _lengths(attributes, _U32),
         b"".join(part.ids),

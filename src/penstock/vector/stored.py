@@ -7,7 +7,7 @@ Invariant: values that cannot have been written by a draft raise `CorruptionErro
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -153,9 +153,10 @@ def internal_id(value: bytes | None) -> int:
     return 0 if value is None else _unpacked(_ID, value)[0]
 
 
-def record_value(external: bytes, attributes: bytes) -> bytes:
-    """Encode a record: its external id and its attributes."""
-    return _LENGTH.pack(len(external)) + external + attributes
+def record_values(externals: Sequence[bytes], attributes: Sequence[bytes]) -> list[bytes]:
+    """Encode records: the external id and the attributes of each."""
+    lengths = {size: _LENGTH.pack(size) for size in set(map(len, externals))}
+    return [lengths[len(some)] + some + rest for some, rest in zip(externals, attributes, strict=True)]
 
 
 def split_record(value: bytes) -> tuple[bytes, bytes]:

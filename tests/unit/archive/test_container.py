@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from penstock.archive import framed
 from penstock.archive.chunk import ChunkIdentity, Codec, Sealing, crc32c
 from penstock.archive.container import create_chunk, open_chunk
-from penstock.archive.framed import BLOCK_BYTES, HEADER_BYTES, FramedChunk, rewrap
-from penstock.errors import CorruptionError, Invalid, NotFound, UnsupportedVersion
+from penstock.archive.framed import BLOCK_BYTES, HEADER_BYTES, FramedChunk, damaged_blocks
+from penstock.archive.table_keys import TableKeyRing, lending
+from penstock.errors import CorruptionError, Invalid, KeyMissing, NotFound, UnsupportedVersion, WrongKey
 from penstock.testing.disk import Fault, SimulatedDisk
 
-STORE = bytes(range(16))
+STORE = b"only of this file"[:16]
 ME = ChunkIdentity(store=STORE, chunk_id=7)
 
 
@@ -105,7 +106,7 @@ def test_an_encrypted_chunk_hides_its_content_and_needs_its_key() -> None:
     disk = SimulatedDisk()
     put(disk, "/c", b"secret words " * 10_000, sealing("none", True))
     assert b"secret" not in disk.open("/c").pread(1 << 20, 0)
-    with pytest.raises(Invalid, match="encrypted"):
+    with pytest.raises(KeyMissing, match="encrypted"):
         open_chunk(disk, "/c")
     with pytest.raises(NotFound):
         open_chunk(disk, "/c", Keys(known=(2,)))
@@ -115,7 +116,7 @@ def blocks_of(disk: SimulatedDisk, path: str) -> tuple[bytes, list[int]]:
     file = disk.open(path)
     chunk = open_chunk(disk, path, Keys())
     assert isinstance(chunk, FramedChunk)
-    return file.pread(file.size(), 0), list(chunk._starts)
+    return file.pread(file.size(), 0), list(chunk._blocks.starts)
 
 
 def replaced(disk: SimulatedDisk, path: str, data: bytes) -> None:
@@ -158,38 +159,78 @@ def test_a_chunk_does_not_open_under_another_id() -> None:
     assert crc32c is not None
     data[HEADER_BYTES - 4 : HEADER_BYTES] = crc32c(head).to_bytes(4, "little")
     replaced(disk, "/a", bytes(data))
-    with pytest.raises(CorruptionError, match="unwrap"):
+    with pytest.raises(WrongKey):
         open_chunk(disk, "/a", Keys())
 
 
 def test_a_block_never_becomes_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small frame that declares a huge size must not be believed."""
     disk = SimulatedDisk()
-    bomb = framed._arrow_codec(1).compress(bytes(50 << 20))
-    real = framed._arrow_codec
+    bomb = framed.arrow_codec(1).compress(bytes(50 << 20))
+    real = framed.arrow_codec
 
     class Bomber:
         def compress(self, data: bytes) -> bytes:
             return bytes(bomb)
 
-    monkeypatch.setattr(framed, "_arrow_codec", lambda codec: Bomber())
+    monkeypatch.setattr(framed, "arrow_codec", lambda codec, level=1: Bomber())
     put(disk, "/c", content_of(BLOCK_BYTES), sealing("zstd", False))
-    monkeypatch.setattr(framed, "_arrow_codec", real)
+    monkeypatch.setattr(framed, "arrow_codec", real)
     with pytest.raises(CorruptionError, match="decompress"):
         open_chunk(disk, "/c").read(0, 10)
 
 
-def test_rotation_wraps_the_key_again_and_leaves_the_blocks() -> None:
+@pytest.mark.parametrize(("codec", "encrypted"), ALL[1:])
+def test_a_resident_chunk_is_decoded_once_and_read_again_on_demand(codec: Codec, encrypted: bool) -> None:
     disk = SimulatedDisk()
-    content = content_of(200_000)
-    put(disk, "/c", content, sealing("zstd", True))
-    before = disk.open("/c").pread(1 << 20, HEADER_BYTES)
-    assert rewrap(disk, "/c", Keys(current=2), random.Random(3))
-    assert not rewrap(disk, "/c", Keys(current=2), random.Random(3))
-    assert disk.open("/c").pread(1 << 20, HEADER_BYTES) == before
-    assert bytes(open_chunk(disk, "/c", Keys(known=(2,))).read(0, len(content))) == content
-    put(disk, "/plain", b"abc", Sealing())
-    assert not rewrap(disk, "/plain", Keys(current=2), random.Random(3))
+    content = content_of(3 * BLOCK_BYTES + 100)
+    put(disk, "/c", content, sealing(codec, encrypted))
+    chunk = open_chunk(disk, "/c", Keys(), resident=True)
+    assert chunk.lazy
+    assert chunk.view is not None
+    assert bytes(chunk.view) == bytes(len(content)), "nothing is decoded before it is read"
+    assert bytes(chunk.read(BLOCK_BYTES - 5, BLOCK_BYTES + 5)) == content[BLOCK_BYTES - 5 : BLOCK_BYTES + 5]
+    assert bytes(chunk.read(0, len(content))) == content == bytes(chunk.view)
+    disk.flip("/c", 8 * (HEADER_BYTES + 10))
+    assert bytes(chunk.read(0, 10)) == content[:10]
+    with pytest.raises(CorruptionError):
+        chunk.read_again(0, 10)
+    chunk.close()
+
+
+def test_decoded_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "decoded_memory", framed.DecodedMemory(150_000))
+    disk = SimulatedDisk()
+    for name in ("/a", "/b"):
+        put(disk, name, content_of(100_000), sealing("lz4", False))
+    first, second = (open_chunk(disk, name, resident=True) for name in ("/a", "/b"))
+    assert first.view is not None
+    assert second.view is None
+    assert bytes(second.read(0, 100_000)) == content_of(100_000)
+    first.close()
+    assert open_chunk(disk, "/b", resident=True).view is not None
+
+
+def test_a_scrub_needs_no_key() -> None:
+    disk = SimulatedDisk()
+    put(disk, "/c", content_of(200_000), sealing("zstd", True))
+    assert damaged_blocks(disk, "/c") == []
+    disk.flip("/c", 8 * (HEADER_BYTES + 70_000))
+    assert [error.path for error in damaged_blocks(disk, "/c")] == ["/c"]
+
+
+def test_keys_are_lent_to_the_process_by_the_identity_in_the_files() -> None:
+    disk = SimulatedDisk()
+    source = {5: bytes(32)}.__getitem__
+    put(disk, "/c", b"abc", Sealing(keys=TableKeyRing(source, 5)))
+    with pytest.raises(KeyMissing, match="encrypted"):
+        open_chunk(disk, "/c")
+    with lending(STORE, source):
+        assert bytes(open_chunk(disk, "/c").read(0, 3)) == b"abc"
+    with lending(STORE, lambda table: b"x" * 32), pytest.raises(WrongKey):
+        open_chunk(disk, "/c")
+    with lending(bytes(16), source), pytest.raises(KeyMissing):
+        open_chunk(disk, "/c")
 
 
 @given(data=st.data(), codec=st.sampled_from(["zstd", "lz4"]))

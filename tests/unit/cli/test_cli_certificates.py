@@ -118,6 +118,6 @@ def test_without_cryptography() -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (ran.returncode, ran.stderr) == (
-        1,
+        2,
         "penstock: penstock certificates needs cryptography: pip install 'penstock[crypto]'\n",
     )

@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -34,6 +35,31 @@ def test_it_answers_until_a_signal(tmp_path: Path) -> None:
                 assert url.startswith("http://127.0.0.1:")
                 with urllib.request.urlopen(f"{url}/api/v1/query?query=up", timeout=20) as answer:
                     assert json.load(answer)["data"]["result"][0]["value"][1] == "1"
+                with pytest.raises(urllib.error.HTTPError, match="404"):  # without tokens it has to be asked for
+                    urllib.request.urlopen(f"{url}/console/", timeout=20)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(20) == 0
+            finally:
+                process.kill()
+
+
+def test_the_console_gives_an_address_with_its_token(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "store") as store:
+        store.kv("users").put(b"ada", b"1815", durable=True)
+        command = [sys.executable, "-m", "penstock", "console", store.path, "--port", "0", "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                printed = json.loads(process.stdout.readline())
+                url, _, token = printed["address"].partition("console/#token=")
+                assert (printed["write"], len(token), url.startswith("http://127.0.0.1:")) == (False, 48, True)
+                request = urllib.request.Request(f"{url}console/api/hello")
+                with pytest.raises(urllib.error.HTTPError, match="401"):
+                    urllib.request.urlopen(request, timeout=20)
+                request.add_header("Authorization", f"Bearer {token}")
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    hello = json.load(answer)["data"]
+                assert (hello["write"], [one["name"] for one in hello["tables"]]) == (False, ["users"])
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(20) == 0
             finally:
@@ -43,7 +69,7 @@ def test_it_answers_until_a_signal(tmp_path: Path) -> None:
 def test_a_store_and_its_tables_are_created_if_asked(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock", "http", str(tmp_path / "new"), "--port", "0", "--write"]
     ran = subprocess.run([*command, "--table", "cpu"], capture_output=True, text=True, timeout=60, check=False)
-    assert (ran.returncode, "--create" in ran.stderr) == (1, True)
+    assert (ran.returncode, "--create" in ran.stderr) == (3, True)
     command += ["--table", "cpu", "--logs", "lines", "--create"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -78,7 +104,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "store") as store:
         command = [sys.executable, "-m", "penstock", "http", store.path, "--host", "0.0.0.0"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert ran.returncode == 1
+        assert ran.returncode == 2
         assert "give tokens, certificate and key" in " ".join(ran.stderr.split())
         assert "Traceback" not in ran.stderr
 
@@ -121,6 +147,10 @@ def test_serve_has_it_beside(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as owner:
         try:
             until(answered)
+            asked = urllib.request.Request(f"https://localhost:{port}/console/api/hello", headers=request.headers)
+            with urllib.request.urlopen(asked, timeout=20, context=context) as answer:
+                hello = json.load(answer)["data"]
+            assert (hello["client"], hello["write"]) == ("reader", False)
             (first,) = beside()
             os.kill(first, signal.SIGKILL)
             until(lambda: beside() not in ([], [first]) and answered())

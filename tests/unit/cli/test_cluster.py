@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.cli.cluster import read_cluster
+from penstock.errors import Invalid
 
 COMMAND = [sys.executable, "-m", "penstock", "cluster"]
 
@@ -54,7 +56,9 @@ def test_three_members_in_five_commands(tmp_path: Path, running: list[subprocess
     for name in "abc":
         addresses[name] = f"127.0.0.1:{_two_free_ports() + 4 * len(addresses)}"
     members = [text for name, address in addresses.items() for text in ("--member", f"{name}={address}")]
-    made = _penstock("init", str(folder), *members)
+    with penstock.open(tmp_path / "a") as alone:  # a store that began alone becomes the first member
+        alone.kv("users").put(b"first", b"1", durable=True)
+    made = _penstock("init", str(folder), *members, "--from", str(tmp_path / "a"))
     assert made.returncode == 0, made.stderr
     token = made.stdout.strip().removeprefix("token=")
     for name in addresses:
@@ -65,17 +69,50 @@ def test_three_members_in_five_commands(tmp_path: Path, running: list[subprocess
         f"penstock://{hosts}", token=token, authority=folder / "certificates" / "authority.pem", timeout_s=60
     ) as store:
         store.kv("users").put(b"ada", b"1815", durable=True)
-        assert store.kv("users").get(b"ada") == b"1815"
+        assert list(store.kv("users").scan()) == [(b"ada", b"1815"), (b"first", b"1")]
+    _await_status(folder, token)
+    gone = running.pop()  # the machine of c is lost: it gets another address and an empty disk
+    gone.kill()
+    gone.communicate()
+    address = f"127.0.0.1:{_two_free_ports() + 16}"
+    replaced = _penstock("replace", str(folder), "c", "--address", address)
+    assert replaced.returncode == 0, replaced.stderr
+    assert (folder / "certificates" / "c.pem.old1").exists()
+    command = [*COMMAND, "run", str(folder), "c", "--data", str(tmp_path / "new")]
+    running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+    _await_status(folder, token)
+    with penstock.connect(
+        f"penstock://{address}", token=token, authority=folder / "certificates/authority.pem", reads="local"
+    ) as store:
+        assert list(store.kv("users", create=False).scan()) == [(b"ada", b"1815"), (b"first", b"1")]
+    again = _penstock("init", str(folder), *members)
+    assert again.returncode != 0
+    assert "cluster.toml" in again.stderr
+
+
+def _await_status(folder: Path, token: str) -> None:
+    """Wait until one member leads and two follow."""
     deadline = time.monotonic() + 60
     while True:
         shown = _penstock("status", str(folder), PENSTOCK_TOKEN=token)
         assert shown.returncode == 0, shown.stderr
         if shown.stdout.count("leads") == 1 and shown.stdout.count("follows") == 2:
-            break
+            rows = [line.split("\t") for line in shown.stdout.splitlines()]
+            assert sum(int(row[4]) for row in rows) > 0  # partitions have masters
+            assert max(int(row[3]) for row in rows) > 0  # and the leader says what members have
+            return
         assert time.monotonic() < deadline, shown.stdout
-    again = _penstock("init", str(folder), *members)
-    assert again.returncode != 0
-    assert "cluster.toml" in again.stderr
+
+
+def test_certificates_of_members(tmp_path: Path) -> None:
+    made = _penstock("certs", str(tmp_path / "set"), "--member", "a=127.0.0.1", "--member", "b=db.example")
+    assert made.returncode == 0, made.stderr
+    names = {"authority.pem", "authority.key", "a.pem", "a.key", "b.pem", "b.key"}
+    assert {path.name for path in (tmp_path / "set").iterdir()} == names
+    for members in (("a",), ("a=",), ("a=x", "a=y"), ("1=x",)):
+        told = _penstock("certs", str(tmp_path / "no"), *(text for each in members for text in ("--member", each)))
+        assert told.returncode != 0
+        assert "Traceback" not in told.stderr
 
 
 @pytest.mark.parametrize("members", [(), ("a=127.0.0.1:7401", "b=127.0.0.1:7403"), ("a=nowhere",), ("=127.0.0.1:1",)])
@@ -86,8 +123,26 @@ def test_wrong_members_are_told(tmp_path: Path, members: tuple[str, ...]) -> Non
     assert not (tmp_path / "cluster").exists()
 
 
+def test_the_policy_of_masters_is_recorded(tmp_path: Path) -> None:
+    member = '[members.a]\nclients = "127.0.0.1:1"\nmembers = "127.0.0.1:2"\n'
+    for text, policy in (("", "hash"), ('masters = "fixed:a"\n', "fixed:a"), ('masters = "disabled"\n', "disabled")):
+        (tmp_path / "cluster.toml").write_text(f'cluster = "00"\n{text}{member}')  # the first is of an older version
+        assert read_cluster(tmp_path).masters == policy
+    for wrong in ('"fixed:b"', '"none"', "1", "true"):
+        (tmp_path / "cluster.toml").write_text(f'cluster = "00"\nmasters = {wrong}\n{member}')
+        with pytest.raises(Invalid, match=r"cluster\.toml is not the file of a cluster"):
+            read_cluster(tmp_path)
+    told = _penstock("init", str(tmp_path / "no"), "--member", "a=127.0.0.1:1", "--masters", "fixed:b")
+    assert told.returncode != 0
+    assert "masters is 'fixed:b'" in told.stderr
+    assert not (tmp_path / "no").exists()
+
+
 def test_a_folder_without_a_cluster_is_told(tmp_path: Path) -> None:
     told = _penstock("run", str(tmp_path), "a", "--data", str(tmp_path / "a"))
     assert told.returncode != 0
     assert "cluster.toml" in told.stderr
     assert not (tmp_path / "a").exists()
+    told = _penstock("replace", str(tmp_path), "a")
+    assert told.returncode != 0
+    assert "cluster.toml" in told.stderr

@@ -70,6 +70,7 @@ CERTAIN = [
     LeaseLost,
     errors.ReadOnly,
     errors.KindMismatch,
+    errors.TableDraining,
     errors.UnsupportedVersion,
 ]
 PASSING = [
@@ -184,6 +185,7 @@ def test_every_error_has_its_place() -> None:
         errors.UniqueJobAlreadyPending, errors.GateShut, errors.ProcessLimit, errors.TokenTooOld,
         errors.PositionConflict, errors.Lost,
         errors.StoreLocked, Closed, errors.StreamFailed,
+        errors.ArchiveUnavailable, errors.KeyMissing, errors.WrongKey,  # of opening, reading and altering
         errors.ConditionFailed,  # it names a row: test_kv_conditions has it through connect
         errors.CorruptionError, errors.ManifestCorrupted, errors.ManifestNotFound, errors.UnsupportedManifestVersion,
     }  # fmt: skip

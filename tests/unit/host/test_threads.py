@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from interrupts import every_point, where
+from interrupts import every_point, interrupted_at, where
 
 from penstock.host import threads
 
@@ -250,3 +250,30 @@ def test_at_exit_keeps_nothing_alive() -> None:
     assert alive == [owner]
     del owner, alive
     assert not [found for found in gc.get_objects() if isinstance(found, Owner)]
+
+
+def test_an_interrupted_notify_loses_nobody_who_sleeps() -> None:
+    """A worker waits without a deadline: once it is forgotten, nothing is applied any more."""
+    point, count = 0, 1
+    while count >= point:
+        point += 1
+        condition, woken = threads.condition("test"), list[bool]()
+
+        def sleep(condition: threading.Condition = condition, woken: list[bool] = woken) -> None:
+            with condition:
+                woken.append(condition.wait(20))
+
+        def notify(condition: threading.Condition = condition) -> None:
+            with condition:
+                condition.notify()
+
+        thread = threading.Thread(target=sleep)
+        thread.start()
+        while not condition._sleepers:  # type: ignore[attr-defined]
+            pass
+        count = interrupted_at(point, notify)
+        notify()
+        thread.join(30)
+        assert woken == [True], where[-1]
+        assert not condition._sleepers  # type: ignore[attr-defined]
+    assert point > 3

@@ -303,3 +303,31 @@ def test_too_many_series_and_samples_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("penstock.http.samples.SAMPLES_MAX", 3)
     with pytest.raises(Invalid, match="at most 3 samples"):
         decode_write(snappy(many), 1)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_one_request_does_not_fill_a_cache_past_its_bound(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.http.samples.CACHED_BYTES_MAX", 10_000)
+    cache, known = LabelCache(), LabelCache()._current
+    monkeypatch.setattr(cache, "_current", known)
+    if version == 1:
+        data = b"".join(block(1, labels(__name__=f"m{n}") + sample(1.0, T)) for n in range(300))
+    else:
+        symbols = b"".join(block(4, text) for text in ["", "__name__", *(f"m{n}" for n in range(100))])
+        data = symbols + b"".join(block(5, block(1, bytes([1, 2 + n])) + sample(1.0, T)) for n in range(100))
+    found = decode_write(snappy(data), version, cache)
+    assert len({*found.series}) == len(found.series) == len(found.values) == (300 if version == 1 else 100)
+    assert 0 < len(known._by_form) == len(known._by_labels) < 10
+    again = decode_write(snappy(data), version, cache)
+    assert again.series == found.series
+    assert cache._current is not known
+
+
+def test_a_label_table_that_is_too_large_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = snappy(b"".join(block(1, labels(__name__=f"m{n}") + sample(1.0, T)) for n in range(100)))
+    cache = LabelCache()
+    decode_write(data, 1, cache)
+    cache._current._table_room = 1_000
+    monkeypatch.setattr("penstock.http.samples.CACHED_BYTES_MAX", 1_000)
+    assert len(decode_write(data, 1, cache).series) == 100
+    assert cache._current._tables == {}

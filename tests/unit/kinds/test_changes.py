@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ import penstock
 import penstock.aio
 from penstock.errors import CorruptionError, Invalid, KindMismatch, NotFound
 from penstock.kinds.change_reading import encode_request
-from penstock.kinds.changes import change_options
+from penstock.kinds.changes import Feed, change_options
 from penstock.kv.changes import read_changes
 from penstock.kv.machine import KvMachine
 from penstock.kv.values import Options
@@ -89,6 +90,20 @@ def test_samples_embedded_connected_and_in_a_snapshot(path: Path) -> None:
             store.series("plain", changes=True)
 
 
+def test_a_feed_that_is_described_twice_makes_no_table(tmp_path: Path) -> None:
+    images, other = penstock.ChangeOptions(preimages=True), penstock.ChangeOptions(age_s=60.0)
+    with penstock.open(tmp_path / "store") as store, penstock.connect(tmp_path / "store") as client:
+        for number, opened in enumerate((store, client)):
+            with pytest.raises(Invalid, match="differ: give one of them"):
+                opened.series("cpu", options=penstock.SeriesOptions(changes=images), changes=other)
+            assert "cpu" not in store.tables()
+            made = opened.series(f"both{number}", options=penstock.SeriesOptions(changes=images), changes=True)
+            assert made.options.changes == images
+            opened.series(f"both{number}", options=penstock.SeriesOptions(changes=images), changes=images)
+            with pytest.raises(KindMismatch):
+                opened.series(f"both{number}", changes=other)
+
+
 def test_loads_and_retention_of_samples_are_in_the_feed(path: Path) -> None:
     with penstock.open(str(path)) as store:
         cpu = store.series("cpu", options=penstock.SeriesOptions(future_s=None), changes=True)
@@ -152,6 +167,42 @@ def test_retention_trims_whole_commits_and_says_so() -> None:
         assert old.changes().to_arrow().num_rows == 0
         old.put(b"k", b"again", durable=True)
         assert [one[1] for one in changes_of(store, "old")] == ["update_postimage"]
+
+
+def _trimmed_and_replayed() -> tuple[list[Any], list[Any]]:
+    """Return a feed that records trimmed, before and after its store was killed with nothing of it in files."""
+    disk, clock = SimulatedDisk(), FakeClock()
+    store = open_simulated(disk, clock)
+    table = store.kv("t", changes=penstock.ChangeOptions(age_s=5, bytes_max=2_000))
+    for number in range(30):
+        table.put(b"k%d" % (number % 7), bytes(40), durable=True, ttl_s=3 if number % 3 else None)
+        clock.advance(0.4)
+    take_in_expired(store)
+    before = changes_of(store, "t")
+    disk = disk.image().restore("strict")
+    clock.advance(2.5)  # what is due by the clock is not due by the records
+    with open_simulated(disk, clock) as again:
+        return before, changes_of(again, "t")
+
+
+def test_what_a_feed_has_follows_from_the_journal() -> None:
+    before, after = _trimmed_and_replayed()
+    assert before == after
+    assert 5 < len(before) < 30
+
+
+def test_a_feed_that_is_trimmed_by_a_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    due, opened = Feed._due, itertools.count()
+
+    def by_clock(feed: Feed, time_us: int) -> Any:
+        late = getattr(feed, "late", None)
+        if late is None:
+            late = feed.late = next(opened)  # type: ignore[attr-defined]
+        return due(feed, time_us + late * 2_500_000)
+
+    monkeypatch.setattr(Feed, "_due", by_clock)
+    before, after = _trimmed_and_replayed()
+    assert before != after
 
 
 def test_the_owner_takes_in_what_expired_without_writes() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from lsm_files import columns, puts
 
-from penstock.archive.chunk import ChunkIdentity
+from penstock.archive.chunk import ChunkIdentity, KeyRing
 from penstock.errors import Closed, GateShut, PenstockError
 from penstock.host.os_files import OsFileSystem
 from penstock.lsm.catalog import Catalog
@@ -119,12 +119,12 @@ class SlowMerge:
         self._merge = store._maintenance._work._merge_here
         store._maintenance._work._merge = self
 
-    def __call__(self, plan: MergePlan, stop: Callable[[], bool]) -> Sequence[Summary]:
+    def __call__(self, plan: MergePlan, stop: Callable[[], bool], keys: KeyRing | None) -> Sequence[Summary]:
         self.begun.set()
         while not self.go_on.wait(0.01):
             if stop():
                 raise Closed("the merge was asked to stop: run its plan again")
-        return self._merge(plan, stop)
+        return self._merge(plan, stop, keys)
 
 
 def compact_elsewhere(store: Store, tree: Tree) -> tuple[SlowMerge, threading.Thread]:

@@ -289,7 +289,7 @@ def test_inputs_that_changed_meanwhile_are_not_committed(store: Store) -> None:
             now_us=0,
         )
         made = maintenance._files.open_all([catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))])
-        store._manifest.apply(catalog.publish([file.meta for file in made], metas, sealing=maintenance._files.sealing))
+        store._manifest.apply(catalog.publish([file.meta for file in made], metas))
         tree.end_compaction(compaction, made)
         return do_all(store, offer)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.errors import Closed, GateShut, Invalid, LeaseLost, NotFound, UniqueJobAlreadyPending
@@ -12,7 +13,7 @@ from penstock.manifest import tables
 from penstock.manifest.invariants import check_all
 from penstock.manifest.keys import ChunkKey, ComponentId, MetricKey, PendingJobKey, WalStateKey
 from penstock.manifest.manifest import Manifest, ManifestTxn
-from penstock.manifest.operations import BumpGeneration, MergeMetric, PutJob, UpdateJobState
+from penstock.manifest.operations import BumpGeneration, MergeMetric, PutJob, SetResidency, UpdateJobState, UpsertChunk
 from penstock.manifest.records import (
     ChunkEntryRecord,
     ChunkResidency,
@@ -263,23 +264,64 @@ def test_dropping_a_table_takes_its_metrics_alone(manifest: Manifest) -> None:
     assert {key.scope for key, _ in manifest.read(lambda view: list(tables.METRICS.scan(view)))} == {0, 2}
 
 
-def test_only_a_verified_chunk_is_evicted_and_keeps_its_object(manifest: Manifest) -> None:
-    def residency(value: ChunkResidency) -> Callable[[ManifestTxn], None]:
-        return lambda txn: txn.upsert_chunk(ChunkKey(1, 1), ChunkEntryRecord("a", 1, 1, residency=value))
+STATES: tuple[ChunkResidency | None, ...] = (
+    None,
+    Local(),
+    RemoteArchived("o"),
+    RemoteArchived("o", verified=True),
+    Evicted("o"),
+)
+STEPS: dict[int, tuple[int, ...]] = {0: (1,), 1: (2,), 2: (1, 3), 3: (1, 4), 4: (3,)}  # by index in STATES
 
-    evicted = residency(Evicted("o"))
+
+def test_every_transition_of_residency_but_the_few_is_refused(manifest: Manifest) -> None:
+    key = ChunkKey(1, 1)
+
+    def row(value: ChunkResidency) -> ChunkEntryRecord:
+        return ChunkEntryRecord("a", 1, 1, residency=value, staged=False)
+
+    def reach(state: int) -> None:
+        commit(manifest, lambda txn: txn.delete_chunk(key))
+        if state:
+            commit(manifest, lambda txn: txn.upsert_chunk(key, row(Local())))
+        for step in range(2, state + 1):
+            manifest.apply([SetResidency(key, STATES[step])])  # type: ignore[arg-type]
+
+    for old in range(5):
+        for new in range(1, 5):
+            value = STATES[new]
+            assert value is not None
+            for operation in (UpsertChunk(key, row(value)), SetResidency(key, value)):
+                reach(old)
+                allowed = new in (*STEPS[old], old) and (old > 0 or isinstance(operation, UpsertChunk))
+                if allowed:
+                    manifest.apply([operation])
+                else:
+                    with pytest.raises((Invalid, NotFound)):
+                        manifest.apply([operation])
+                chunk = manifest.get_chunk(key)
+                assert (chunk and chunk.residency) == (value if allowed else STATES[old])
+            if old > 1 and new > 1:  # another object is never the same one
+                reach(old)
+                other = Evicted("p") if isinstance(value, Evicted) else RemoteArchived("p", value.verified)  # type: ignore[union-attr]
+                with pytest.raises(Invalid):
+                    manifest.apply([SetResidency(key, other)])
+    reach(4)
+    manifest.apply([UpsertChunk(key, row(Local()), replaces=True)])  # a snapshot was installed: its files are here
     with pytest.raises(Invalid, match="needs the key"):
         Evicted("")
-    for state in (None, Local(), RemoteArchived("o"), RemoteArchived("other", verified=True)):
-        if state is not None:
-            commit(manifest, residency(state))
-        with pytest.raises(Invalid, match="not verified in the archive as 'o'"):
-            commit(manifest, evicted)
-    commit(manifest, residency(RemoteArchived("o", verified=True)))
-    commit(manifest, evicted)
-    commit(manifest, evicted)  # again does no harm
-    with pytest.raises(Invalid, match="not verified"):
-        commit(manifest, residency(Evicted("elsewhere")))
-    chunk = manifest.get_chunk(ChunkKey(1, 1))
-    assert chunk is not None
-    assert chunk.residency == Evicted("o")
+
+
+def test_setting_a_residency_changes_nothing_else_of_a_row(manifest: Manifest) -> None:
+    key, row = ChunkKey(1, 1), ChunkEntryRecord("a", 7, 9, wal_range=(1, 5), detail=b"level 3")
+    commit(manifest, lambda txn: txn.upsert_chunk(key, row))
+    manifest.apply([SetResidency(key, RemoteArchived("o"), 12)])
+    manifest.apply([SetResidency(key, RemoteArchived("o", verified=True))])
+    changed = msgspec.structs.replace(row, residency=RemoteArchived("o", verified=True), uploaded_at_epoch_ms=12)
+    assert manifest.get_chunk(key) == changed
+    manifest.apply([SetResidency(key, Local())])
+    assert manifest.get_chunk(key) == row
+    staged = ChunkEntryRecord("b", 1, 1, staged=True, purge_after_epoch_ms=1)
+    commit(manifest, lambda txn: txn.upsert_chunk(ChunkKey(1, 2), staged))
+    with pytest.raises(Invalid, match="once it is adopted"):
+        manifest.apply([SetResidency(ChunkKey(1, 2), RemoteArchived("o"))])

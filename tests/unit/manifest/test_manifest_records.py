@@ -138,9 +138,15 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "manifest"
 IDS = [name for name, *_ in SAMPLES]
 
 
+def golden_rows() -> dict[str, dict[str, str]]:
+    """Return the bytes of each sample in the version of its table: 3 of `db`, 2 of the others."""
+    rows = [json.loads((GOLDEN / name).read_text()) for name in ("v2.json", "v3.json")]
+    return {**rows[0], **rows[1]}
+
+
 @pytest.mark.parametrize(("name", "table", "key", "record"), SAMPLES, ids=IDS)
-def test_bytes_are_those_of_version_2(name: str, table: tables.Table[Any, Any], key: Any, record: Any) -> None:
-    golden = json.loads((GOLDEN / "v2.json").read_text())[name]
+def test_bytes_are_those_of_the_version(name: str, table: tables.Table[Any, Any], key: Any, record: Any) -> None:
+    golden = golden_rows()[name]
     assert golden["table"] == table.name
     view = MemoryView({table.name: {}})
     table.put(view, key, record)
@@ -150,16 +156,18 @@ def test_bytes_are_those_of_version_2(name: str, table: tables.Table[Any, Any], 
     assert table.get(stored, key) == record
 
 
-def test_rows_of_version_1_are_brought_up_to_date() -> None:
-    """Every golden row of version 1, in one manifest, becomes the row of version 2."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_rows_of_earlier_versions_are_brought_up_to_date(version: int) -> None:
+    """Every golden row of an earlier version, in one manifest, becomes the row of the current one."""
     engine = MemoryEngine("manifest", ManifestSettings(), SimulatedDisk(), SystemClock())
-    old, new = (json.loads((GOLDEN / name).read_text()) for name in ("v1.json", "v2.json"))
+    old, new = json.loads((GOLDEN / f"v{version}.json").read_text()), golden_rows()
     with engine.write() as view:
         for table in tables.ALL:
-            view.put("meta", f"schema/{table.name}".encode(), b"\0\1")
+            key, number = f"schema/{table.name}".encode(), version.to_bytes(2, "big")
+            view.put("meta", key, number if version == 1 else pack_value("meta", key, 2, number))
         for row in old.values():
             view.put(row["table"], bytes.fromhex(row["key"]), bytes.fromhex(row["value"]))
-    assert migrate(engine) == len(old)
+    assert migrate(engine) == (len(old) if version == 1 else sum(row["table"] == "db" for row in old.values()))
     with engine.read() as view:
         for row in new.values():
             stored = view.get(row["table"], bytes.fromhex(row["key"]))
@@ -177,8 +185,8 @@ def test_bytes_that_were_not_written_are_refused(
     for damaged in (value + b"\0", value[:-1], value[:1], b"", value[:2], value[:2] + b"\xc0", b"\0\0" + value[2:]):
         with pytest.raises(CorruptionError, match=table.name):
             table.codec.decode(packed, damaged)
-    newer = pack_value(table.name, packed, 3, value[6:])
-    with pytest.raises(UnsupportedVersion, match="version 3"):
+    newer = pack_value(table.name, packed, 4, value[6:])
+    with pytest.raises(UnsupportedVersion, match="version 4"):
         table.codec.decode(packed, newer)
 
 

@@ -28,6 +28,7 @@ from penstock.manifest.records import (
     DbDescriptorRecord,
     Evicted,
     JobKind,
+    Local,
     ManifestDbOptions,
     MetricDelta,
     PendingJobRecord,
@@ -70,10 +71,10 @@ def test_everything_comes_back(place: Place) -> None:
     for shard in range(3):
         txn.put_wal_state(WalStateKey(1, shard), WalStateRecord(shard, 5, 5, 5, restart_epoch=shard))
     residencies: list[ChunkResidency] = [RemoteArchived("o1"), RemoteArchived("o2", verified=True), Evicted("o3")]
-    verified = RemoteArchived("o3", verified=True)
-    txn.upsert_chunk(ChunkKey(1, 3), ChunkEntryRecord("c3", 1, 1, residency=verified))
     for chunk_id, residency in enumerate(residencies, start=1):
-        txn.upsert_chunk(ChunkKey(1, chunk_id), ChunkEntryRecord(f"c{chunk_id}", 1, 1, residency=residency))
+        steps = (Local(), RemoteArchived(f"o{chunk_id}"), RemoteArchived(f"o{chunk_id}", verified=True), residency)
+        for step in (*steps[: chunk_id + 1], residency):
+            txn.upsert_chunk(ChunkKey(1, chunk_id), ChunkEntryRecord(f"c{chunk_id}", 1, 1, residency=step))
     txn.merge_metric(MetricKey(1, 7), MetricDelta(1.5, 1, 1.5, 1.5))
     txn.bump_generation(ComponentId.WAL, 3)
     txn.commit()
@@ -91,17 +92,27 @@ def test_everything_comes_back(place: Place) -> None:
 
     manifest, jobs = place.open()
     state = recover(manifest, jobs)
-    assert state.tables[1].descriptor == descriptor
-    assert [record.restart_epoch for record in state.tables[1].partitions.values()] == [0, 1, 2]
-    assert list(state.tables[2].partitions) == []
-    assert state.tables[1].gates[JobKind.VERIFY].last_success_at_epoch_ms is not None
+    first, second = state.table(1), state.table(2)
+    assert first is not None
+    assert second is not None
+    assert state.table(3) is None
+    assert state.descriptors()[1] == state.descriptor(1) == first.descriptor == descriptor
+    assert [record.restart_epoch for record in first.partitions.values()] == [0, 1, 2]
+    assert list(second.partitions) == []
+    assert first.gates[JobKind.VERIFY].last_success_at_epoch_ms is not None
     assert [job.job_id for job in state.pending_jobs] == [waiting]
-    assert state.metrics[MetricKey(1, 7)].sum == 1.5
+    assert state.metrics_of(1)[7].sum == 1.5
+    assert state.metrics_of(0) == {}
     assert state.generations[ComponentId.WAL] == 4
     assert [(component, waiter.target_generation) for component, waiter in state.waiters] == [(ComponentId.WAL, 9)]
+    assert state.dropped_waiters == 1
+    manifest.apply([BumpGeneration(ComponentId.WAL)])  # the row names those who wait, again
+    again = manifest.read(lambda view: tables.GENERATIONS.get(view, ComponentId.WAL))
+    assert again is not None
+    assert [waiter.target_generation for waiter in again.blocked_waiters] == [9]
     assert [key.chunk_id for key, _ in state.chunks(1)] == [1, 2, 3]
     assert [key.chunk_id for key, _ in state.chunks_to_verify(1)] == [1]
-    assert [key.chunk_id for key, _ in state.chunks_to_rehydrate(1)] == [3]
+    assert [key.chunk_id for key, _ in state.chunks_in_archive(1)] == [3]
     assert (state.repairs, state.migrated) == ((), 0)
     manifest.close()
 

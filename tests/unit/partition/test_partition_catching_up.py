@@ -11,8 +11,9 @@ from store_model import open_simulated
 
 from penstock.errors import GateShut, PartitionPaused, PenstockError
 from penstock.kv.machine import KvMachine
-from penstock.partition.backlog import Backlogs, Partition
+from penstock.partition.backlog import Backlogs
 from penstock.partition.machine import Entry
+from penstock.partition.partition import Partition
 from penstock.partition.spill import SpillLog
 from penstock.queue.files import DataWriter
 from penstock.store.store import Store

@@ -114,15 +114,15 @@ def test_a_quiet_store_gives_up_its_journal(
     monkeypatch.setattr(journal_trimming, "QUIET_BYTES", 100)
     with open_simulated(disk, clock) as store:
         fill(store, "t", 5)
-        store._trimmer.run()
+        store._trimmer.trim()
         for _ in range(5):  # written to all the time: not quiet
             fill(store, "t", 1)
             clock.advance(journal_trimming.QUIET_S - 1)
-            store._trimmer.run()
+            store._trimmer.trim()
             assert store._consensus.first < store._consensus.committed
         clock.advance(journal_trimming.QUIET_S)
         written = store._consensus.committed
-        store._trimmer.run()
+        store._trimmer.trim()
         assert store._consensus.first > written
         assert len(dict(store.kv("t").scan())) == 5
 
@@ -130,9 +130,9 @@ def test_a_quiet_store_gives_up_its_journal(
 def test_a_short_journal_is_left_alone(disk: SimulatedDisk, clock: FakeClock) -> None:
     with open_simulated(disk, clock) as store:
         fill(store, "t", 1)
-        store._trimmer.run()
+        store._trimmer.trim()
         clock.advance(10 * journal_trimming.QUIET_S)
-        store._trimmer.run()
+        store._trimmer.trim()
         assert store.kv("t").get(b"0") == bytes(200)
         assert not any(name.endswith(".sst") for name in disk.listdir(folder_of(store, "t")))
 

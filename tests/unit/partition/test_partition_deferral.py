@@ -15,7 +15,7 @@ from store_model import SETTINGS, open_simulated
 import penstock
 from penstock.errors import PartitionPaused
 from penstock.host.waiting import pause
-from penstock.partition.admission import PartitionAdmission
+from penstock.partition.admission import PartitionAdmission, Reservation
 from penstock.partition.backlog import Backlogs
 from penstock.queue.machine import QueueMachine
 from penstock.testing import FakeClock, SimulatedDisk
@@ -110,7 +110,7 @@ def test_many_shards_that_hang_do_not_use_up_the_limits_of_all(tmp_path: Path, m
 
 def test_the_guard_after_the_commit_defers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was admitted, no more than twice the limits is in memory."""
-    monkeypatch.setattr(PartitionAdmission, "admit", lambda *_: None)
+    monkeypatch.setattr(PartitionAdmission, "admit", lambda *_: Reservation(0, 0.0))
     disk, clock = SimulatedDisk(), FakeClock()
     limits = penstock.DispatcherSettings(partition_operations_max=4, workers=0)
     largest = [0]

@@ -33,7 +33,10 @@ def _bad_tables_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     ("limits", "message"),
     [
         (replace(WAITING, partition_operations_max=3), r"shard 0 of bad has 3 waiting operations \(limit 3\)"),
-        (replace(WAITING, partition_bytes_max=900), r"shard 0 of bad has \d+ waiting bytes \(limit 900\)"),
+        (
+            replace(WAITING, partition_bytes_max=900),
+            r"shard 0 of bad has \d+ waiting bytes, and \d+ more \(limit 900\)",
+        ),
     ],
 )
 def test_a_partition_that_is_behind_refuses(limits: DispatcherSettings, message: str) -> None:
@@ -42,7 +45,7 @@ def test_a_partition_that_is_behind_refuses(limits: DispatcherSettings, message:
         with pytest.raises(Backpressure, match=message):
             for number in range(100):
                 bad.put(b"%d" % number, bytes(300), durable=True)
-        assert number == 3
+        assert number == (3 if limits.partition_operations_max == 3 else 2)
         good.put(b"k", b"1", durable=True)
         partition = store._dispatcher.partition(bad._partitions[0])
         marks = partition.watermarks

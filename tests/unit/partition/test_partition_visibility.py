@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.partition.backlog import Partition
 from penstock.partition.machine import Entry
 from penstock.partition.moments import Moments
+from penstock.partition.partition import Partition
 from penstock.queue.machine import QueueMachine
 from penstock.series.machine import SeriesMachine
 from penstock.vector.machine import VectorMachine

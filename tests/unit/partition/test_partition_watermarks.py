@@ -16,8 +16,8 @@ from penstock.kv.machine import KvMachine
 from penstock.lsm.memtable import Edit, Memtable
 from penstock.lsm.tree import Tree
 from penstock.partition.admission import DispatcherSettings
-from penstock.partition.backlog import Partition
 from penstock.partition.machine import Entry
+from penstock.partition.partition import Partition
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
 

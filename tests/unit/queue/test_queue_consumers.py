@@ -16,6 +16,7 @@ from queue_model import contents, machine_of, open_queues, payloads
 from penstock.errors import Closed, Invalid, KindMismatch, LeaseLost, NotFound, PositionConflict
 from penstock.journal.partitions import shard_of
 from penstock.partition.ledger import Verdict
+from penstock.partition.partition import Partition
 from penstock.queue.consumer import Consumer
 from penstock.queue.delivery import GET_BYTES_MAX
 from penstock.queue.leases import Leases
@@ -33,6 +34,7 @@ from penstock.queue.positions import (
     read_row,
     runs,
 )
+from penstock.queue.service import GET_WAIT_S
 from penstock.queue.table import QueueTable
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
@@ -1011,3 +1013,23 @@ def test_a_stream_that_comes_between_takes_nothing(store: Store) -> None:
         with pytest.raises(KindMismatch):
             queue.consumer("c").get(100)
     assert not store._port.has_leases()
+
+
+def test_a_get_waits_once_for_all_shards_that_are_late(
+    store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = store.queue("sharded", shards=4)
+    consumer, waits = queue.consumer("c"), list[float]()
+    consumer.get(timeout_s=0.0)  # every shard is open
+    partitions = [store._dispatcher.partition(number) for number in queue._partitions]
+
+    def catch_up(partition: Partition, *, timeout_s: float) -> None:
+        waits.append(timeout_s)
+        clock.advance(min(timeout_s, 3.0))
+        partition.late = False
+
+    monkeypatch.setattr(store._dispatcher, "catch_up", catch_up)
+    for partition in partitions:
+        partition.late = True
+    consumer.get(timeout_s=0.0)
+    assert waits == [GET_WAIT_S, GET_WAIT_S - 3.0, 0.0, 0.0]

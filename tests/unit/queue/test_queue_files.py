@@ -14,6 +14,7 @@ import xxhash
 from penstock.errors import CorruptionError
 from penstock.queue import Messages, PersistentQueue
 from penstock.queue.chain import QueueSettings
+from penstock.queue.files import decode_trim
 from penstock.queue.qmft import data_files
 from penstock.testing import FakeClock, SimulatedDisk
 
@@ -61,6 +62,20 @@ def test_the_bytes_are_those_of_the_format_page() -> None:
     queue.close()
     file = disk.open("/q/2026/01/22/0000000001.data")
     assert file.pread(file.size(), 0) == by_hand() == GOLDEN.read_bytes()
+
+
+def test_the_bytes_of_a_trim_are_those_of_the_format_page() -> None:
+    disk = SimulatedDisk()
+    queue = open_shard(disk, "/tables/7/3")
+    queue.append_bodies([Messages.of([b"abc", b"d"]).encode(lsn=0, time_us=0)], lsn=4, time_us=TIME_US)
+    queue.append_bodies([], lsn=6, time_us=TIME_US + 1, trimmed=(1, 3))
+    file = disk.open("/tables/7/3/2026/01/22/0000000001.data")
+    trim = struct.pack("<QqIHH", 6, TIME_US + 1, 0, 0, 0) + struct.pack("<QQ", 1, 3)
+    expected = record(SALT, 18, 3, 0, trim)
+    assert expected in file.pread(file.size(), 0)
+    (_, found), (_, last) = queue.changes(1)
+    assert (found.kind, last.kind, decode_trim(last)) == (16, 18, (1, 3))
+    assert [batch.first for batch in queue.read(1)] == [1]
 
 
 def open_shard(disk: SimulatedDisk, folder: str) -> PersistentQueue:

@@ -16,8 +16,9 @@ import penstock
 from penstock.errors import Invalid, KindMismatch, UnsupportedVersion
 from penstock.log.record import KIND_DATA, Index, Record
 from penstock.queue import section
+from penstock.queue.coding import PREFIX
 from penstock.queue.headers import BYTES_MAX, COUNT_MAX, HEADERS, checked_headers, dicts, from_arrow
-from penstock.queue.messages import PREFIX, Messages, decode_batch, encode_payloads
+from penstock.queue.messages import Messages, decode_batch, encode_payloads
 from penstock.queue.options import (
     QueueOptions,
     Retention,
@@ -117,7 +118,7 @@ def test_a_flag_of_the_future_is_refused() -> None:
 def test_hostile_headers_are_refused(options: bytes) -> None:
     def sent(batch: Messages, change: Any = lambda body: body) -> bytes:
         puts = section.Puts()
-        puts._parts, puts._count = [change(batch.encode(lsn=0, time_us=section.NO_TIME))], len(batch)
+        puts._parts = [(0, change(batch.encode(lsn=0, time_us=section.NO_TIME)))]
         return section.encode(puts)
 
     good = Messages.of([b"a", b"b"], None, None, [{"one": b"1", "two": b"2"}, {"one": b"3"}])

@@ -9,9 +9,20 @@ import pytest
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.log import Log
-from penstock.replica.messages import Append, Appended, Message, NewerTerm, RequestVote, Vote, pack, unpack
+from penstock.replica.messages import (
+    Append,
+    Appended,
+    Message,
+    NewerTerm,
+    RequestVote,
+    Sound,
+    Support,
+    Vote,
+    pack,
+    unpack,
+)
 from penstock.replica.raft import Proposal, Raft
-from penstock.replica.state import RaftState, StateFile
+from penstock.replica.state import MEMBER, RaftState, StateFile
 from penstock.testing.network import SETTINGS, SimulatedCluster, SimulatedMember
 
 NAMES = ["member-2", "member-3", "member-4", "member-5"]
@@ -19,6 +30,8 @@ NAMES = ["member-2", "member-3", "member-4", "member-5"]
 
 class _Cluster(SimulatedCluster):
     """Keeps what is sent, with what was durable then."""
+
+    standing = MEMBER
 
     def __init__(self) -> None:
         super().__init__(seed=1, members=5)
@@ -59,6 +72,9 @@ def _follow(member: SimulatedMember, *terms: int, committed: int = 0) -> None:
 def _elect(cluster: _Cluster, member: SimulatedMember, *voters: str) -> Raft:
     assert member.raft is not None
     cluster.now_s += 5
+    member.raft.tick(0)  # it asks whether it would be elected
+    for name in NAMES[:2]:
+        _receive(member, name, Support(member.raft.term, member.raft._attempt))
     member.raft.tick(0)
     for voter in voters:
         _receive(member, voter, Vote(member.raft.term))
@@ -134,6 +150,32 @@ def test_a_member_votes_once_in_a_term_even_after_a_crash(cluster: _Cluster, mem
     member.start()
     _receive(member, "member-4", RequestVote(7, 0, 0))
     assert [to for to, message, *_ in cluster.sent if isinstance(message, Vote)] == ["member-3"]
+
+
+def test_no_term_begins_without_support(cluster: _Cluster, member: SimulatedMember) -> None:
+    """A member that was cut off does not raise its term, so that it disturbs nobody when it is back."""
+    assert member.raft is not None
+    term = member.raft.term
+    for _ in range(10):
+        cluster.now_s += 5
+        member.raft.tick(0)
+        attempt = member.raft._attempt
+        for name in (NAMES[0], NAMES[0]):
+            _receive(member, name, Support(member.raft.term, attempt))
+        _receive(member, NAMES[1], Support(member.raft.term, attempt - 1))
+    assert member.raft.term == term
+    _elect(cluster, member)
+    assert member.raft.term == term + 1
+
+
+def test_a_member_that_hears_its_leader_supports_nobody(cluster: _Cluster, member: SimulatedMember) -> None:
+    _follow(member, 1, committed=1)
+    _receive(member, "member-3", Sound(1, 9, 1, 4))
+    cluster.now_s += 5
+    _receive(member, "member-3", Sound(1, 0, 0, 5))  # its log lacks an entry
+    assert not [message for _, message, _, _ in cluster.sent if isinstance(message, Support)]
+    _receive(member, "member-3", Sound(1, 9, 1, 6))
+    assert [message.attempt for _, message, _, _ in cluster.sent if isinstance(message, Support)] == [6]
 
 
 def test_a_vote_counts_once(cluster: _Cluster, member: SimulatedMember) -> None:

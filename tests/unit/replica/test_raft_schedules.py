@@ -6,17 +6,21 @@ Controls: a log that is not durable, and appends as the bare library handles the
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Self
 
+import msgspec
 import pytest
 from pysyncobj import SyncObj
 
 from penstock.errors import CorruptionError
+from penstock.journal.record import Lsn
+from penstock.log import Log
 from penstock.replica.messages import Append, received_entries
-from penstock.replica.raft import Raft
+from penstock.replica.raft import Proposal, Raft
 from penstock.replica.raft_log import RaftLog
+from penstock.replica.state import FOUNDER, MEMBER, StateFile
 from penstock.testing.crashes import Violation
-from penstock.testing.network import SimulatedCluster
+from penstock.testing.network import SETTINGS, SimulatedCluster, SimulatedMember
 
 SEEDS = 60
 
@@ -35,8 +39,10 @@ def _run(seeds: range, steps: int, cluster: type[SimulatedCluster] = SimulatedCl
 def test_nothing_acknowledged_is_lost_or_doubled() -> None:
     acknowledged, done = _run(range(SEEDS), 1_500)
     assert acknowledged > SEEDS * 10
-    for what in ("crash", "all", "block", "double", "lose", "start"):
+    for what in ("crash", "all", "block", "double", "lose", "start", "cut"):
         assert done[what] > SEEDS
+    assert done["wiped"] > SEEDS // 2
+    assert done["installed"] > SEEDS // 8
 
 
 @pytest.mark.campaign
@@ -45,9 +51,43 @@ def test_thousands_of_schedules() -> None:
     assert acknowledged > 100_000
 
 
-def _violates(cluster: type[SimulatedCluster], seeds: int = 400) -> str:
+class _Founded(SimulatedCluster):
+    """A cluster whose first member brings a store that began alone."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        founder = self.members["member-1"]
+        founder.crash("kept")
+        founder.wipe()
+        log = Log.open(founder.disk, "/journal", random=self.random, settings=SETTINGS)
+        bodies = [b"from before %d" % number for number in range(5)]
+        log.commit(bodies)
+        log.close()
+        state = StateFile(founder.disk, "/raft")
+        state.save(msgspec.structs.replace(state.state, standing=FOUNDER))
+        founder.start()
+        for lsn, body in enumerate(bodies, 1):
+            self.proposals.append((proposal := Proposal([body]), body))
+            proposal.answer(lsn=Lsn(lsn))
+        return self
+
+    def _wipe(self, member: SimulatedMember) -> None:
+        pass  # the founder's store may be the only copy
+
+
+def test_a_store_that_began_alone_is_on_every_member() -> None:
+    acknowledged, _ = _run(range(40), 600, _Founded)
+    assert acknowledged > 40 * 6
+
+
+def test_a_founder_that_is_outvoted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Raft, "_lacks_founder", lambda raft, last: False)
+    assert _violates(_Founded)
+
+
+def _violates(cluster: type[SimulatedCluster], first: int = 0) -> str:
     with pytest.raises((Violation, CorruptionError)) as caught:
-        _run(range(seeds), 1_500, cluster)
+        _run(range(first, first + 400), 1_500, cluster)
     return str(caught.value)
 
 
@@ -87,12 +127,19 @@ class _LibraryAppend(Raft):
         )
 
 
-@pytest.mark.parametrize("log", [_LazyLog, _ForgetfulLog])
-def test_a_log_that_is_not_durable_is_caught(log: type[RaftLog]) -> None:
+@pytest.mark.parametrize(("log", "first"), [(_LazyLog, 0), (_ForgetfulLog, 350)])
+def test_a_log_that_is_not_durable_is_caught(log: type[RaftLog], first: int) -> None:
     class Cluster(SimulatedCluster):
         make_log = log
 
-    assert _violates(Cluster)
+    assert _violates(Cluster, first)
+
+
+def test_a_new_disk_that_votes_at_once_is_caught() -> None:
+    class Cluster(SimulatedCluster):
+        standing = MEMBER
+
+    assert _violates(Cluster, 10)
 
 
 def test_appends_of_the_bare_library_are_caught() -> None:

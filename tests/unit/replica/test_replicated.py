@@ -18,11 +18,12 @@ from penstock.errors import NotLeader, PenstockError, RetryLater
 from penstock.host.clock import SystemClock
 from penstock.host.os_files import OsFileSystem
 from penstock.log import Log, LogSettings
+from penstock.replica.file_channel import Greeting, pack_greeting
 from penstock.replica.identity import member_contexts
 from penstock.replica.raft import RaftTimes
 from penstock.replica.replicated import Replicated
 from penstock.replica.state import StateFile
-from penstock.replica.tcp_link import Greeting, TcpLink, _encode
+from penstock.replica.tcp_link import TcpLink
 
 NAMES = ("a", "b", "c")
 TIMES = RaftTimes(heartbeat_s=0.05, election_s=0.4)
@@ -197,8 +198,8 @@ def _is_closed(sock: socket.socket) -> bool:
         (b"\xff\xff\xff\xff" + bytes(100), "a frame of 4294967295 bytes"),
         (struct.pack(">I", 6) + b"\x80\x04\x95abc", "its greeting does not decode"),
         (struct.pack(">I", 4) + b"junk", "its greeting does not decode"),
-        (_frame(_encode(Greeting(b"other", "c"))), "is of another cluster"),
-        (_frame(_encode(Greeting(b"one", "b"))), "but its certificate names"),
+        (_frame(pack_greeting(Greeting(b"other", "c"))), "is of another cluster"),
+        (_frame(pack_greeting(Greeting(b"one", "b"))), "but its certificate names"),
     ],
     ids=["huge", "pickle", "junk", "another cluster", "another member"],
 )
@@ -218,8 +219,8 @@ def test_a_member_that_sends_nonsense_is_disconnected(cluster: Cluster, caplog: 
     cluster.write(b"before")
     caplog.set_level("DEBUG", "penstock.replica.tcp_link")
     with _connect(cluster, "a", "c", cluster.folder / "certificates") as sock:
-        for frame in (_encode(Greeting(b"one", "c")), b"\x80\x04\x95nonsense"):
-            sock.sendall(struct.pack(">I", len(frame)) + frame)
+        frames = (pack_greeting(Greeting(b"one", "c")), b"\x80\x04\x95nonsense")
+        sock.sendall(b"".join(map(_frame, frames)))  # at once: the member itself connects again soon
         assert _is_closed(sock)
     _await_text(caplog, "a message that does not decode")
     cluster.write(b"after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -40,6 +41,10 @@ def noisy(arguments: dict[str, Any], stop: StopSignal) -> Plain:
 
 def fail(arguments: dict[str, Any], stop: StopSignal) -> Plain:
     raise OSError(arguments.get("text", "no luck"))
+
+
+def fill_the_disk(arguments: dict[str, Any], stop: StopSignal) -> Plain:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def corrupt(arguments: dict[str, Any], stop: StopSignal) -> Plain:

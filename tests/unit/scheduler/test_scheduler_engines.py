@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import Backpressure, Closed, Invalid, WaitExpired
+from penstock.errors import Backpressure, Closed, DiskFull, Invalid, WaitExpired
 from penstock.scheduler.engines import Engine, Engines, EngineSettings, PooledEngine, process_engine, thread_engine
 from penstock.scheduler.work import PAYLOAD_BYTES_MAX, Plain, WorkCancelled, WorkFailed, pack, unpack
 from penstock.testing.locks import LockOrderChecker
@@ -87,6 +87,12 @@ def test_errors_come_out_with_their_kind_their_trace_and_whether_to_try_again(ma
     assert engine.submit(HERE + "echo", {}).result(WAIT_S) == {}
     statistics = engine.statistics()
     assert (statistics.succeeded, statistics.failed, statistics.workers_lost) == (1, 7, 0)
+
+
+def test_a_full_disk_is_the_same_error_wherever_the_work_ran(make: Make) -> None:
+    engine = make(workers_max=1)
+    with pytest.raises(DiskFull, match=r"^the disk of the store has no room: free some space, then retry$"):
+        engine.submit(HERE + "fill_the_disk", {}).result(WAIT_S)
 
 
 def test_what_is_not_plain_or_not_a_name_is_refused_at_once(make: Make) -> None:

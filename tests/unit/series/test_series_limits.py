@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from series_place import SeriesPlace
+from series_place import SeriesPlace, block, labels
 
 import penstock
 from penstock.errors import ConditionFailed, Invalid
-from penstock.series import admission, admitted
+from penstock.series import admission, admitted, loading
 from penstock.series.admission import admit_sections
 from penstock.series.admitted import AdmittedSeries
 from penstock.series.keys import dictionary_keys
@@ -386,3 +386,79 @@ def test_deleted_series_stay_away_after_reopening(tmp_path: Path) -> None:
         assert metrics.label_values("n") == ["3", "4"]
         with penstock.connect(store.path) as client:
             assert client.series("metrics").label_values("n") == ["3", "4"]
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_refused_load_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool) -> None:
+    """A load by file that another shard, another table, a condition or a token refuses leaves room at once."""
+    monkeypatch.setattr(loading, "INLINE_BYTES_MAX", 0)
+    with penstock.open(tmp_path / "store") as store:
+        metrics = store.series("metrics", shards=2, options=penstock.SeriesOptions(metric_series_max=100))
+        full = store.series("full", options=penstock.SeriesOptions(series_max=1))
+        full.write("cpu", 1.0, time=T0, durable=True)
+        store.kv("keys").put(b"taken", b"", durable=True)
+        with penstock.connect(store.path) if connected else nullcontext(store) as writer:
+            for number in range(4):
+                some = flood(range(number * 80, number * 80 + 80))  # about 40 to each shard
+                with pytest.raises(Invalid, match="series_max"), writer.batch() as batch:
+                    batch.load("metrics", some)
+                    batch.load("full", flood([number]))
+                with pytest.raises(Invalid, match="series_max"), writer.batch() as batch:
+                    batch.load("metrics", some)
+                    batch.series("full").write("cpu", 1.0, {"n": str(number)}, time=T0)
+                with pytest.raises(ConditionFailed), writer.batch() as batch:
+                    batch.load("metrics", some)
+                    batch.kv("keys").put(b"taken", b"", if_absent=True)
+                with pytest.raises(Invalid, match="metric_series_max"):  # of one shard or the other
+                    writer.load("metrics", flood(range(number * 999, number * 999 + 205)))
+            assert admitted_in(store, metrics) == 0
+            writer.load("metrics", flood(range(180)))
+        assert metrics.cardinality().metrics == {"cpu": 180}
+        assert admitted_in(store, metrics) == 0
+
+
+def admitted_in(store: Any, table: Any) -> int:
+    """Return how many series count that are not applied."""
+    admissions = [store.port.machine(partition).admitted for partition in table._partitions]
+    return sum(some.count(bucket) for some in admissions for bucket in list(some._admissions))
+
+
+def test_a_load_whose_files_are_committed_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "INLINE_BYTES_MAX", 0)
+    with penstock.open(tmp_path / "store") as store:
+        metrics = small(store, series_max=50)
+        first, second = (store.prepare("metrics", flood(range(start, start + 40))) for start in (0, 40))
+        with store.batch() as batch:
+            batch.load("metrics", first)
+        with pytest.raises(Invalid, match="not staged|committed before"), store.batch() as batch:
+            batch.load("metrics", first)
+        with pytest.raises(Invalid, match="series_max"), store.batch() as batch:
+            batch.load("metrics", second)
+        metrics.write_arrow(flood(range(40, 50)), durable=True)
+        assert metrics.cardinality().series == 50
+        assert admitted_in(store, metrics) == 0
+
+
+def test_a_write_without_new_series_leaves_the_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An admission changes the counts under their lock; an apply that does not take it must not touch them."""
+    place = SeriesPlace()
+    rows = [(labels("cpu", n=str(number)), T0, number) for number in range(5)]
+    place.write(block(rows))
+    touched = list[bool]()
+    for name in ("remove", "add", "withdraw", "forget"):
+        right = getattr(AdmittedSeries, name)
+
+        def noticed(self: AdmittedSeries, *arguments: Any, right: Any = right) -> Any:
+            free = self.lock.acquire(blocking=False)
+            if free:
+                self.lock.release()
+            touched.append(not free)
+            return right(self, *arguments)
+
+        monkeypatch.setattr(AdmittedSeries, name, noticed)
+    place.write(block([(who, T0 + 1, bits) for who, _, bits in rows[:3]]))  # some of a table that was written before
+    place.write(block([(who, T0 + 2, bits) for who, _, bits in rows[::-1]]))  # a table that is not remembered whole
+    assert touched == []
+    place.write(block([(labels("cpu", n="new"), T0, 1)]))
+    assert touched == [True]
+    place.close()

@@ -274,3 +274,25 @@ def test_options_are_altered(store: Any) -> None:
         metrics.alter()
     with pytest.raises(Invalid, match="series_max of a series table"):
         metrics.alter(series_max=0)
+
+
+@pytest.mark.parametrize("days", [-400, 400])
+def test_a_clock_that_jumped_in_a_client_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    """The window is one around the store's time; an agent would drop for good what its door refuses."""
+    with penstock.open(tmp_path / "store") as owner, penstock.connect(owner.path) as client:
+        owner.series("metrics", options=penstock.SeriesOptions(window_s=3_600, future_s=3_600))
+        now = owner.port.time_us()
+        wrong = FakeClock(time_us=now + days * 24 * HOUR_US)
+        monkeypatch.setattr(client.port, "now_us", wrong.time_us)
+        metrics = client.series("metrics")
+        for _ in range(2):  # as a new series, and as a known one
+            metrics.write("cpu", 1.0, time=now, durable=True)
+            metrics.write_columns("mem", [1.0, 2.0], times=[now - 1, now], durable=True)
+        for time in (now - 2 * HOUR_US, now + 2 * HOUR_US, wrong.time_us()):
+            with pytest.raises(Invalid, match=r"window_s|future_s"):
+                metrics.write("cpu", 1.0, time=time, durable=True)
+            with pytest.raises(Invalid, match=r"window_s|future_s"):
+                metrics.write_columns("disk", [1.0], times=[time], durable=True)
+        assert owner.series("metrics").cardinality().metrics == {"cpu": 1, "mem": 1}

@@ -6,79 +6,28 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from test_guard import write_tokens
 
 import penstock
-from penstock.cli.certificates import make_member_certificates
-from penstock.errors import Invalid, NotLeader
-from penstock.replica.raft import RaftTimes
+from penstock.errors import Closed, Invalid, NotLeader, PenstockError
 from penstock.server.member import Member
-
-NAMES = ("a", "b", "c")
-
-
-class Cluster:
-    """Three members in this process, each served over TCP."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        make_member_certificates(str(folder / "certificates"), dict.fromkeys(NAMES, "127.0.0.1"))
-        self.tokens = write_tokens(folder / "tokens.toml", admin='"*" = "admin"')
-        ports = [_free_port() for _ in range(6)]
-        self.addresses = {name: ("127.0.0.1", port) for name, port in zip(NAMES, ports[:3], strict=True)}
-        self.served = {name: ("127.0.0.1", port) for name, port in zip(NAMES, ports[3:], strict=True)}
-        self.members: dict[str, Member] = {}
-        for name in NAMES:
-            self.start(name)
-
-    def start(self, name: str) -> None:
-        self.members[name] = Member(
-            self.folder / name,
-            name,
-            self.addresses,
-            cluster=bytes(range(16)),
-            certificates=self.folder / "certificates",
-            times=RaftTimes(heartbeat_s=0.05, election_s=0.4),
-            serve=self.served[name],
-            tokens=self.tokens,
-        )
-
-    def leader(self) -> str:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            for name, member in self.members.items():
-                if member.is_leader:
-                    return name
-            time.sleep(0.02)
-        raise AssertionError("no leader was elected")
-
-    def connect(self) -> penstock.RemoteStore:
-        hosts = ",".join(f"{host}:{port}" for host, port in self.served.values())
-        authority = self.folder / "certificates" / "authority.pem"
-        return penstock.connect(f"penstock://{hosts}", token="admin-secret", authority=authority)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from penstock.testing.members import LocalCluster
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path)
-    yield cluster
-    for member in cluster.members.values():
-        member.close()
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path, serve=True) as members:
+        yield members
 
 
-def test_a_client_follows_the_leader(cluster: Cluster) -> None:
+def test_a_client_follows_the_leader(cluster: LocalCluster) -> None:
     with cluster.connect() as store:
         users = store.kv("users")
         for number in range(20):
             users.put(b"%d" % number, b"before", durable=True)
-        cluster.members.pop(gone := cluster.leader()).close()
+        cluster.stop(gone := cluster.leader())
         for number in range(20, 40):
             users.put(b"%d" % number, b"after", durable=True)
         assert len(list(users.scan())) == 40
@@ -89,7 +38,7 @@ def test_a_client_follows_the_leader(cluster: Cluster) -> None:
         assert len(list(back.kv("users").scan())) == 40
 
 
-def test_a_member_that_does_not_answer_does_not_hold_up_a_client(cluster: Cluster) -> None:
+def test_a_member_that_does_not_answer_does_not_hold_up_a_client(cluster: LocalCluster) -> None:
     hosts = [f"{host}:{port}" for host, port in cluster.served.values()]
     authority = cluster.folder / "certificates" / "authority.pem"
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and says nothing
@@ -98,13 +47,13 @@ def test_a_member_that_does_not_answer_does_not_hold_up_a_client(cluster: Cluste
             store.kv("users").put(b"a", b"1", durable=True)
 
 
-def test_acknowledgements_say_quorum(cluster: Cluster) -> None:
+def test_acknowledgements_say_quorum(cluster: LocalCluster) -> None:
     store = cluster.members[cluster.leader()].store()
     store.kv("users").put(b"a", b"1")
     assert store.flush().durability is penstock.Durability.QUORUM
 
 
-def test_a_follower_reads_and_refuses_writes(cluster: Cluster) -> None:
+def test_a_follower_reads_and_refuses_writes(cluster: LocalCluster) -> None:
     leader = cluster.members[cluster.leader()].store()
     leader.kv("users").put(b"a", b"1", durable=True)
     follower = next(member for name, member in cluster.members.items() if name != cluster.leader()).store()
@@ -118,8 +67,8 @@ def test_a_follower_reads_and_refuses_writes(cluster: Cluster) -> None:
             write()
 
 
-def test_a_folder_of_a_member_is_opened_as_a_member_only(cluster: Cluster) -> None:
-    cluster.members.pop("a").close()
+def test_a_folder_of_a_member_is_opened_as_a_member_only(cluster: LocalCluster) -> None:
+    cluster.stop("a")
     with pytest.raises(Invalid, match="member of a cluster"):
         penstock.open(cluster.folder / "a")
     with pytest.raises(Invalid, match="another cluster"):
@@ -133,7 +82,7 @@ def test_a_folder_of_a_member_is_opened_as_a_member_only(cluster: Cluster) -> No
     cluster.start("a")
 
 
-def test_a_follower_that_fails_begins_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_that_fails_begins_anew(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that could not be applied, because of a disk error for example, is applied after an opening."""
     leader = cluster.members[cluster.leader()].store()
     users = leader.kv("users")
@@ -153,3 +102,65 @@ def test_a_follower_that_fails_begins_anew(cluster: Cluster, monkeypatch: pytest
         time.sleep(0.02)
     again.wait_for(leader.view().lsn, timeout_s=30)
     assert again.kv("users").get(b"b") == b"2"
+
+
+def test_linearizable_reads_see_what_was_acknowledged(cluster: LocalCluster) -> None:
+    with cluster.connect(durable=True) as writer, cluster.connect(reads="linearizable") as reader:
+        table, read = writer.kv("users"), reader.kv("users")
+        for number in range(20):
+            table.put(b"a", b"%d" % number)
+            assert read.get(b"a") == b"%d" % number
+        assert list(read.scan()) == [(b"a", b"19")]
+        cluster.stop(cluster.leader())
+        table.put(b"a", b"after")
+        assert read.get(b"a") == b"after"
+
+
+def test_a_read_is_not_confirmed_by_a_leader_that_is_alone(cluster: LocalCluster) -> None:
+    store = cluster.leader_store()
+    store.kv("users").put(b"a", b"1", durable=True)
+    assert store.confirm_lead() >= 1
+    for name in cluster.followers():
+        cluster.stop(name)
+    with pytest.raises(PenstockError):
+        store.confirm_lead()
+
+
+def test_a_write_that_a_leader_could_not_finish_goes_to_the_next(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(bodies: object) -> int:
+        raise Closed("this member does not lead any more: connect to the leader")
+
+    with cluster.connect() as store:
+        users = store.kv("users")
+        users.put(b"a", b"1", durable=True)
+        monkeypatch.setattr(cluster.leader_store()._consensus, "propose", lose)
+        users.put(b"b", b"2", durable=True)  # without recover()
+        assert dict(users.scan()) == {b"a": b"1", b"b": b"2"}
+
+
+def test_local_reads_come_from_any_member_and_do_not_write(cluster: LocalCluster) -> None:
+    with cluster.connect(durable=True) as writer:
+        writer.kv("users").put(b"a", b"1")
+    cluster.await_agreement()
+    found = set()
+    for name in cluster.names:
+        host, port = cluster.served[name]
+        authority = cluster.folder / "certificates" / "authority.pem"
+        with penstock.connect(
+            f"penstock://{host}:{port}", token="admin-secret", authority=authority, reads="local"
+        ) as store:
+            assert store.kv("users", create=False).get(b"a") == b"1"
+            with store.snapshot() as snapshot:
+                assert snapshot.kv("users").to_arrow().num_rows == 1
+            with pytest.raises(NotLeader):
+                store.kv("users").put(b"b", b"2", durable=True)
+            found.add(store.path)
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("reads", ["", "Local", None, True, 1, b"local"])
+def test_reads_is_one_of_three(tmp_path: Path, reads: Any) -> None:
+    with pytest.raises(Invalid, match="reads is"):
+        penstock.connect(tmp_path, reads=reads)

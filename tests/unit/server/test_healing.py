@@ -76,10 +76,10 @@ def test_penstock_serve_recovers(path: Path, tmp_path: Path) -> None:
     fails = tmp_path / "fails"
     program = """
         import pathlib, signal, threading
-        from penstock.cli import commands
+        from penstock.cli import serving
         from penstock.server import tcp
         tcp.serve_tcp = lambda *_, **__: 1  # its socket in the folder is enough
-        commands.serve(pathlib.Path(sys.argv[1]), None, None, None)
+        serving.serve(pathlib.Path(sys.argv[1]), None, None, None)
     """
     with faulty_owner(path, fails, program=program) as owner, connect(path) as client:
         fails.write_text("once")

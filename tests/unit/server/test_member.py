@@ -7,62 +7,49 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock.cli.certificates import make_member_certificates
 from penstock.errors import CorruptionError, Lost, PenstockError, Poisoned
 from penstock.replica.raft import RaftTimes
 from penstock.replica.replicated import Replicated
 from penstock.server.member import Member
-from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
+from penstock.testing.members import LocalCluster, await_true
 
 TIMES = RaftTimes(heartbeat_s=0.05, election_s=0.3)
 
 
 class Members:
-    """Members of one cluster, in this process."""
+    """Members of one cluster, in this process; the first call of `begin` says which there are."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.members: dict[str, Member] = {}
-        self.addresses: dict[str, tuple[str, int]] = {}
+        self._cluster: LocalCluster | None = None
 
     def begin(self, *names: str, times: RaftTimes = TIMES) -> dict[str, Member]:
-        if not self.addresses:
-            self.addresses = {name: ("127.0.0.1", _free_port()) for name in names}
-            make_member_certificates(str(self.folder / "certificates"), dict.fromkeys(names, "127.0.0.1"))
+        if self._cluster is None:
+            self._cluster = LocalCluster(self.folder, names, start=False)
+        self._cluster.times = times
         for name in names:
-            self.members[name] = Member(
-                self.folder / name,
-                name,
-                self.addresses,
-                cluster=bytes(range(16)),
-                certificates=self.folder / "certificates",
-                settings=StoreSettings(serve=False),
-                times=times,
-            )
-        return self.members
+            self._cluster.start(name)
+        return self._cluster.members
+
+    @property
+    def members(self) -> dict[str, Member]:
+        return {} if self._cluster is None else self._cluster.members
+
+    @property
+    def addresses(self) -> dict[str, tuple[str, int]]:
+        assert self._cluster is not None
+        return self._cluster.addresses
 
     def leader(self) -> str:
-        return _await(lambda: next((name for name, each in self.members.items() if each.is_leader), ""))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def _await(find: Callable[[], str]) -> str:
-    deadline = time.monotonic() + 30
-    while not (found := find()):
-        assert time.monotonic() < deadline, "it did not come about within 30 s"
-        time.sleep(0.01)
-    return found
+        assert self._cluster is not None
+        return self._cluster.leader()
 
 
 @pytest.fixture
@@ -130,7 +117,7 @@ def test_a_term_has_one_store_that_takes_writes(members: Members, alone: Member)
     store.flush()
     with store._coordinator._lock:
         store._coordinator._executor.failure = PenstockError("a write failed")
-    _await(lambda: "x" if alone.is_leader and alone.store() is not store else "")
+    await_true(lambda: "x" if alone.is_leader and alone.store() is not store else "")
     again = alone.store()
     assert alone._journal.current_term > term
     with pytest.raises(Lost):
@@ -209,7 +196,7 @@ def test_a_member_recovers_from_a_failure_of_its_loop(alone: Member, monkeypatch
         with pytest.raises(PenstockError):
             store.kv("users").put(b"b", b"2", durable=True)
         time.sleep(0.2)
-    _await(lambda: "x" if alone.is_leader and alone.store() is not store else "")
+    await_true(lambda: "x" if alone.is_leader and alone.store() is not store else "")
     again = alone.store().kv("users")
     again.put(b"c", b"3", durable=True)
     assert again.get(b"a") == b"1"
@@ -222,7 +209,7 @@ def test_a_leader_that_cannot_open_its_store_leaves_the_lead(members: Members, m
     monkeypatch.setattr(failing, "_begin_store", _fail)
     with failing.store()._coordinator._lock:
         failing.store()._coordinator._executor.failure = PenstockError("a write failed")
-    other = _await(lambda: next((n for n, m in members.members.items() if m.is_leader and m is not failing), ""))
+    other = await_true(lambda: next((n for n, m in members.members.items() if m.is_leader and m is not failing), ""))
     members.members[other].store().kv("users").put(b"b", b"2", durable=True)
 
 

@@ -20,7 +20,7 @@ from penstock.queue.positions import FORGET, SEEK, ForgetConsumer, Seek, argumen
 from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
-from penstock.store.backup import BackupReport
+from penstock.store.reports import BackupReport
 from penstock.store.store import Store
 
 NOBODY = Rights(client="nobody")
@@ -126,11 +126,29 @@ def requests(store: Store) -> list[tuple[str, Any]]:
         ("admin", wire.RepairTable("users")),
         ("admin", wire.DropSnapshot("users")),
         ("admin", wire.AlterTable(events, b"", b"")),
+        ("admin", wire.ConfigureTable(events, b"", b"")),
+        ("read", wire.DescribeTable("users")),
+        ("read", wire.WaitForChange("users", 0, 0.0)),
+        ("admin", wire.DrainTable("users", 1.0)),
+        ("admin", wire.ReactivateTable("users")),
+        ("everything", wire.TriggerTask("flush")),
+        ("read everything", wire.ListTasks()),
         ("admin", wire.CompactTable("users", 1.0)),
         ("a token", wire.ListTroubles()),
+        ("admin", wire.RunJobs("users", 1.0)),
+        ("read", wire.ListChunks("users")),
+        ("read something", wire.ListJobs()),
+        ("everything", wire.RetryJob(1)),
         ("read everything", wire.CheckStore()),
+        ("everything", wire.ArchiveStore()),
+        ("everything", wire.EvictFiles("users", 0)),
+        ("everything", wire.RehydrateFiles("users")),
+        ("everything", wire.VerifyArchive(None)),
+        ("everything", wire.CollectArchive()),
         ("this machine", wire.BackupStore(store.path, None)),  # who may is told that this folder is the store's
         ("read", wire.WaitFor(0, [events], 0.0)),
+        ("read", wire.ReadStorage(users)),
+        ("everything", wire.RotateKeys()),
         ("everything", wire.TakeOffer(1)),
         ("everything", wire.KeepOffer("x")),
         ("everything", wire.FinishOffer("x", [])),

@@ -9,11 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import Invalid, KindMismatch, NotFound
 from penstock.kinds import partitions_of
 from penstock.store.store import Store
+from penstock.vector.attributes import encode_attributes, encode_columns
 
 RNG = np.random.default_rng(7)
 
@@ -356,3 +359,54 @@ def test_reopening_reads_nothing_until_it_is_searched(tmp_path: Path) -> None:
         assert machine.live.cache.columns is None  # attributes are not read for that
         statistics = docs.statistics()
         assert 256 <= statistics.memory_bytes_per_vector < 400
+
+
+VALUES: dict[str, Any] = {
+    "bool": st.booleans(),
+    "int8": st.integers(-128, 127),
+    "int64": st.integers(-(2**63), 2**63 - 1),
+    "uint64": st.integers(0, 2**63 - 1),
+    "float": st.floats(allow_nan=False, allow_infinity=False, width=32),
+    "double": st.floats(allow_nan=False, allow_infinity=False),
+    "string": st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    "large_string": st.sampled_from(["", "null", '"\\\n\x00', "}{", "é\u2028"]),
+}
+
+
+@given(st.data())
+def test_columns_of_attributes_are_encoded_as_dicts_are(data: st.DataObject) -> None:
+    """What is stored does not depend on whether attributes came as columns, with or without nulls, or as dicts."""
+    kinds = data.draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=4))
+    names = data.draw(st.lists(st.text('az"\\é_', min_size=1, max_size=3), min_size=4, max_size=4, unique=True))
+    count, nulls = data.draw(st.integers(1, 4)), data.draw(st.booleans())
+    columns = {}
+    for name, kind in zip(names, kinds, strict=False):
+        one = st.none() | VALUES[kind] if nulls else VALUES[kind]
+        values = data.draw(st.lists(one, min_size=count, max_size=count))
+        columns[name] = pa.array(values, pa.type_for_alias(kind))
+    rows = [{name: column[row].as_py() for name, column in columns.items()} for row in range(count)]
+    fast = encode_columns(list(columns), list(columns.values()))
+    wanted = [encode_attributes(row) for row in rows]
+    assert fast in (None, wanted)
+    if not nulls and "uint64" not in kinds:
+        assert fast is not None
+
+
+def test_wrong_columns_of_attributes_are_refused(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "store") as store:
+        docs = store.vector("docs", dimensions=2)
+        vectors = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2))
+        for name, column in (
+            ("x", pa.array([1.0, float("nan")])),
+            ("x", pa.array([1.0, float("-inf")])),
+            ("x", pa.array([1, 2**64 - 1], pa.uint64())),
+            ("x" * 257, pa.array([1, 2])),
+            ("", pa.array([1, 2])),
+            ("x", pa.array(["a", "b" * 70_000])),
+            ("x", pa.array([b"a", b"b"])),
+        ):
+            with pytest.raises(Invalid):
+                docs.upsert(pa.table({"id": ["a", "b"], "vector": vectors, name: column}))
+        docs.upsert(pa.table({"id": ["a", "b"], "vector": vectors, "n": [1, None], "s": ["null", "é"]}), durable=True)
+        found = docs.search([1.0, 2.0], k=2)
+        assert {hit.id: dict(hit.attributes) for hit in found} == {"a": {"n": 1, "s": "null"}, "b": {"s": "é"}}

@@ -14,6 +14,7 @@ from penstock.partition.reference import StagedFile
 from penstock.registry import SHARDS_MAX
 
 PROTOCOL = "1"
+READS_HEADER, LINEARIZABLE = "penstock-reads", "linearizable"  # of a client that wants its reads confirmed
 PROCESS_HEADER = "penstock-process"  # a name that a local client gives itself, for the owner's limits
 MESSAGE_BYTES_MAX = 80 << 20  # of a request; the largest value has 64 MiB
 ANSWER_BYTES_MAX = 256 << 20
@@ -120,6 +121,7 @@ class PlanBatch(_Message, frozen=True):
     rows_max: int = 0  # of a batch from there; 0: no limit
     bytes_max: int = 0
     begin: str = ""  # where a stream begins, as the text of an option; then this is the position that is wanted
+    changes: bool = False  # whether the source is the change feed of a table whose rows can be streamed, too
 
 
 class SourceState(msgspec.Struct, frozen=True, array_like=True):
@@ -155,6 +157,8 @@ class CreateTable(_Message, frozen=True):
     kind: str
     shards: int
     options: bytes
+    storage: bytes = b""
+    encrypted: bool | None = None
 
 
 class DropTable(_Message, frozen=True):
@@ -171,6 +175,51 @@ class AlterTable(_Message, frozen=True):
     options: bytes
 
 
+class ConfigureTable(_Message, frozen=True):
+    """Replace the storage options of a table, if they are still `before`."""
+
+    table: int
+    before: bytes
+    storage: bytes
+
+
+class DescribeTable(_Message, frozen=True):
+    """Describe a table."""
+
+    name: str
+
+
+class WaitForChange(_Message, frozen=True):
+    """Wait until the description of a table is of a later generation than `after`."""
+
+    name: str
+    after: int
+    timeout_s: float
+
+
+class DrainTable(_Message, frozen=True):
+    """Refuse new rows of a table, and put all that was written into its files."""
+
+    name: str
+    timeout_s: float
+
+
+class ReactivateTable(_Message, frozen=True):
+    """Let a table that was drained take writes again."""
+
+    name: str
+
+
+class TriggerTask(_Message, frozen=True):
+    """Run a background task now."""
+
+    task: str
+
+
+class ListTasks(_Message, frozen=True):
+    """List the names of the background tasks."""
+
+
 class CompactTable(_Message, frozen=True):
     """Merge a table into as few files as possible; `timeout_s`: for other work on it to end."""
 
@@ -182,6 +231,29 @@ class ListTroubles(_Message, frozen=True):
     """List the acknowledged writes that cannot be read."""
 
 
+class ListJobs(_Message, frozen=True):
+    """List the background work of the store."""
+
+
+class RetryJob(_Message, frozen=True):
+    """Enqueue a failed job once more; the answer is the number of the new one."""
+
+    job: int
+
+
+class RunJobs(_Message, frozen=True):
+    """Do the background work of a table that is due; the answer is the number of compactions."""
+
+    name: str
+    timeout_s: float
+
+
+class ListChunks(_Message, frozen=True):
+    """List the files of a table."""
+
+    name: str
+
+
 class CheckStore(_Message, frozen=True):
     """Read every file of the store, and report what is damaged."""
 
@@ -191,6 +263,33 @@ class BackupStore(_Message, frozen=True):
 
     target: str
     keep: int | None
+
+
+class ArchiveStore(_Message, frozen=True):
+    """Make an archive run."""
+
+
+class EvictFiles(_Message, frozen=True):
+    """Remove archived files of a table, or of all, from the folder, except `local_bytes` of each table."""
+
+    name: str | None
+    local_bytes: int
+
+
+class RehydrateFiles(_Message, frozen=True):
+    """Fetch evicted files of a table, or of all, into the folder."""
+
+    name: str | None
+
+
+class VerifyArchive(_Message, frozen=True):
+    """Read the archived objects of a table, or of all."""
+
+    name: str | None
+
+
+class CollectArchive(_Message, frozen=True):
+    """Delete archived objects that nothing names."""
 
 
 class WaitFor(_Message, frozen=True):
@@ -238,6 +337,23 @@ class AwaitView(_Message, frozen=True):
 
     after: int
     timeout_s: float
+
+
+class ReadStorage(_Message, frozen=True):
+    """Return how the files of a table are written, to a client that reads or builds some itself."""
+
+    table: int
+
+
+class StorageReply(msgspec.Struct, frozen=True, array_like=True):
+    """How the files of a table are written."""
+
+    codecs: list[tuple[str, int]]  # by level of the tree: the codec, and the level of zstd
+    key: bytes | None  # of an encrypted table
+
+
+class RotateKeys(_Message, frozen=True):
+    """Wrap the keys of all encrypted tables with the newest master key."""
 
 
 class StageFiles(_Message, frozen=True):
@@ -424,10 +540,26 @@ OtherRequest = (
     | CreateTable
     | DropTable
     | AlterTable
+    | ConfigureTable
+    | DescribeTable
+    | WaitForChange
+    | DrainTable
+    | ReactivateTable
+    | TriggerTask
+    | ListTasks
     | CompactTable
     | ListTroubles
+    | ListJobs
+    | RetryJob
+    | RunJobs
+    | ListChunks
     | CheckStore
     | BackupStore
+    | ArchiveStore
+    | EvictFiles
+    | RehydrateFiles
+    | VerifyArchive
+    | CollectArchive
     | WaitFor
     | ResumeTable
     | KeepSnapshot
@@ -436,6 +568,8 @@ OtherRequest = (
     | ReadMetrics
     | ReadStatistics
     | AwaitView
+    | ReadStorage
+    | RotateKeys
     | StageFiles
     | SendFile
     | AskToken

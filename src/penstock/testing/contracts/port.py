@@ -388,7 +388,7 @@ class PortContract(ABC):
         for expected in (Verdict.ACCEPTED, Verdict.DUPLICATE):
             group = PendingGroup(encode_condition(Condition((producer, 1))))
             if not port.is_token_used((producer, 1)):
-                group.sections[partition] = port.accept(partition, files)
+                port.accept(group, partition, files)
             port.commit_and_wait(group, 100)
             assert group.verdict is expected
         assert dict(port.scan(partition, b"", None, False)) == {b"a": b"1", b"b": b"2", b"c": b"3"}
@@ -409,7 +409,7 @@ class PortContract(ABC):
 
         def commit_and_wait(place: PartitionId, file: StagedFile) -> None:
             group = PendingGroup()
-            group.sections[place] = port.accept(place, [file])
+            port.accept(group, place, [file])
             port.commit_and_wait(group, 100)
 
         for file in wrong:

@@ -1,0 +1,236 @@
+"""`python -m bench.page`: make docs/benchmarks.md and its charts from the record of the last runs.
+
+`bench/results/` has the figures of this machine's runs. Those of full size become the record, `bench/record/`, which is
+kept with the sources, and the page is a function of the record and of `bench/reasons.toml`, which says for each figure
+that missed what it wanted why that is. Nobody writes figures into the page by hand: a test makes it anew and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.charts import panels_of, ratio_bars
+from bench.harness import RESULTS
+
+HERE = Path(__file__).parent
+RECORD = HERE / "record"
+REASONS = HERE / "reasons.toml"
+DOCS = HERE.parent / "docs"
+GROWTH = {
+    "put_per_s": "puts a second",
+    "get_per_s": "gets a second",
+    "scan_100_per_s": "scans of 100 rows a second",
+    "scan_rows_per_s": "rows a second of a long scan",
+    "open_ms": "open to the first get, ms",
+    "close_ms": "close, ms",
+    "disk_mb": "disk, MB",
+    "rss_mb": "resident memory, MB",
+}
+
+
+SOAK = {
+    "anonymous_mb": "memory of the owner, MB",
+    "descriptors": "open files",
+    "threads": "threads",
+    "disk_mb": "disk, MB",
+    "p50_ms": "durable batch, median, ms",
+    "p99_ms": "durable batch, p99, ms",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One figure of the page, with what it was to be."""
+
+    title: str  # of the benchmark
+    what: str
+    ours: str
+    peer: str
+    ratio: float | None  # ours to the best peer; None where a figure stands by itself
+    wanted: str
+    held: bool
+    gate: bool
+
+
+def amount(value: float, unit: str) -> str:
+    """A number as people write it."""
+    if unit != "/s":
+        return f"{value:,.2f} {unit}".strip() if value < 100 else f"{value:,.0f} {unit}".strip()
+    for size, letter in ((1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.1f}{letter}/s"
+    return f"{value:.1f} /s"
+
+
+def lines_of(report: dict[str, Any]) -> Iterator[Line]:
+    """The lines of one benchmark: each comparison with its goals, each figure with its limit."""
+    title = report["title"]
+    for case in report.get("cases", ()):
+        peers = [other for other in report["cases"] if other["peer_of"] == case["name"]]
+        if not peers:
+            continue
+        ours = report["medians"][case["name"]]
+        best = max(peers, key=lambda peer: report["medians"][peer["name"]])
+        theirs = report["medians"][best["name"]]
+        goals = [goal for goal in report["goals"] if goal["ours"] == case["name"]]
+        yield Line(
+            title=title,
+            what=case["name"],
+            ours=amount(ours, case["unit"]),
+            peer=f"{best['name']}: {amount(theirs, best['unit'])}",
+            ratio=ours / theirs,
+            wanted=", ".join(_wanted(goal) for goal in goals),
+            held=all(goal["held"] for goal in goals),
+            gate=any(goal["gate"] and not goal["held"] for goal in goals),
+        )
+    for figure in report.get("numbers", ()):
+        bounds = (("at most", figure["most"]), ("at least", figure["least"]))
+        wanted = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+        yield Line(
+            title=title,
+            what=figure["name"],
+            ours=amount(figure["value"], figure["unit"]),
+            peer="",
+            ratio=None,
+            wanted=f"{wanted} (gate)" if wanted and figure["gate"] else wanted,
+            held=figure["held"],
+            gate=figure["gate"] and not figure["held"],
+        )
+
+
+def _wanted(goal: dict[str, Any]) -> str:
+    peer = f" of {goal['peer']}: {goal['measured']:.2f}" if goal["peer"] else ""
+    return f"{goal['ratio']:.3g}{peer}{' (gate)' if goal['gate'] else ''}"
+
+
+def table(lines: Sequence[Line], reasons: dict[str, dict[str, str]] | None = None) -> list[str]:
+    """The lines as a table; with reasons, a column that says why."""
+    more = (" why |", " --- |") if reasons is not None else ("", "")
+    rows = [f"| what | ours | best peer | ratio | wanted |{more[0]}", f"| --- | --- | --- | --- | --- |{more[1]}"]
+    for line in lines:
+        ratio = f"{line.ratio:.2f}" if line.ratio is not None else ""
+        verdict = f"{line.wanted}{'' if line.held else ': **missed**'}"
+        why = f" {reason(line, reasons)} |" if reasons is not None else ""
+        rows.append(f"| {line.what} | {line.ours} | {line.peer} | {ratio} | {verdict} |{why}")
+    return rows
+
+
+def reason(line: Line, reasons: dict[str, dict[str, str]]) -> str:
+    """Why a figure is as it is; empty if nobody has said."""
+    return reasons.get(line.title, {}).get(line.what, "")
+
+
+def loses(line: Line) -> bool:
+    """Whether a peer is better, or what was wanted is missed."""
+    return not line.held or (line.ratio is not None and line.ratio < 1)
+
+
+def render(record: Sequence[dict[str, Any]], reasons: dict[str, dict[str, str]]) -> str:
+    """The page."""
+    lines = {report["title"]: list(lines_of(report)) for report in record}
+    every = [line for some in lines.values() for line in some]
+    losing = sorted((line for line in every if loses(line)), key=lambda line: (line.ratio or 0.0, line.what))
+    gates = [line for line in every if "(gate)" in line.wanted]
+    missed = [line for line in gates if line.gate]
+    page = [
+        "# Benchmarks",
+        "",
+        "`make bench` runs us and our peers in the same process, in interleaved rounds, and makes this page from",
+        "what it measured (about 40 minutes; `QUICK=1 make bench` only shows that everything runs). A ratio is ours to",
+        "the best peer, and more is better. The machine is a small shared one: trust ratios to about 20 %, and",
+        "absolute figures less.",
+        "",
+        f"{len(gates)} figures are gates, which must hold for a release; {len(gates) - len(missed)} do.",
+        "",
+        "## Where a peer wins, or a goal is missed",
+        "",
+        *table(losing, reasons),
+        "",
+        "## All ratios",
+        "",
+        "![Ours to the best peer](benchmarks/ratios.svg)",
+        "",
+    ]
+    if any(report["title"] == "growth" for report in record):
+        page += ["## Growth", "", "![Cost against the number of rows](benchmarks/growth.svg)", ""]
+    if any(report["title"] == "soak" for report in record):
+        page += ["## A long load", "", "![Memory, files, threads, disk and latency over time](benchmarks/soak.svg)", ""]
+    page += ["## Every benchmark", ""]
+    for report in record:
+        page += [f"### {report['title']}", "", *table(lines[report["title"]]), "", *_measured(report), ""]
+    notes = reasons.get("notes", {})
+    if notes:
+        page += ["## Notes", "", *(f"- **{name}**: {text}" for name, text in notes.items()), ""]
+    return "\n".join(page)
+
+
+def _measured(report: dict[str, Any]) -> list[str]:
+    machine = report["machine"]
+    busy = (
+        ""
+        if machine["load"] <= machine["cores"] + 1
+        else f"; the machine was busy (load {machine['load']}): trust only ratios"
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    rounds = f"medians of {report['rounds']} rounds, " if "rounds" in report else ""
+    where = f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gib']} GiB, {machine['system']}"
+    return [f"*{rounds}{report['time']} UTC, {where}, Python {machine['python']}{busy}. {versions}.*"]
+
+
+def charts(record: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The charts of the page, by file name."""
+    ratios = sorted(
+        ((f"{line.what}", line.ratio) for report in record for line in lines_of(report) if line.ratio is not None),
+        key=lambda pair: pair[1],
+    )
+    found = {"ratios.svg": ratio_bars(ratios)} if ratios else {}
+    for report in record:
+        if report["title"] == "growth":
+            found["growth.svg"] = panels_of(
+                {
+                    text: {
+                        name: [(step["rows"], step.get(column, 0.0)) for step in steps]
+                        for name, steps in report["steps"].items()
+                    }
+                    for column, text in GROWTH.items()
+                }
+            )
+        if report["title"] == "soak":
+            found["soak.svg"] = panels_of(
+                {
+                    text: {"": [(sample["s"] / 60, sample[name]) for sample in report["samples"]]}
+                    for name, text in SOAK.items()
+                },
+                over_time=True,
+            )
+    return found
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """The reports of a folder, in the order of their titles."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def main() -> None:
+    """Take over new results of full size into the record; make the page and its charts."""
+    RECORD.mkdir(exist_ok=True)
+    for path in RESULTS.glob("*.json"):
+        report = json.loads(path.read_text())
+        if "machine" in report and not report["quick"]:
+            shutil.copy(path, RECORD / path.name)
+    record = load(RECORD)
+    (DOCS / "benchmarks.md").write_text(render(record, tomllib.loads(REASONS.read_text())))
+    (DOCS / "benchmarks").mkdir(exist_ok=True)
+    for name, text in charts(record).items():
+        (DOCS / "benchmarks" / name).write_text(text)
+    print(f"docs/benchmarks.md: {len(record)} benchmarks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A folder as an object store (`file://`), through the host's files: the object libraries do not sync what they put.
+
+Thread: any. A lock on the folder makes `put_new` exclusive among processes.
+Invariant: an object appears under its key whole and synced, or not at all; deletes are durable in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.archive.objects import NetworkFailure, StoredObject, check_key
+from penstock.errors import StoreLocked
+from penstock.host import threads
+from penstock.host.file_operations import make_dirs, publish, remove_file, walk
+from penstock.host.files import Buffer, FileSystem
+from penstock.host.paths import parent
+
+LOCK, TEMPORARY = "LOCK", ".tmp"
+
+
+class FolderObjects:
+    """The objects below a folder."""
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self.url = f"file://{root}"
+        self._fs = fs
+        self._root = root
+        self._lock = threads.lock("archive.folder")
+        self._swept: set[str] = set()  # guarded by _lock: first parts of keys
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{check_key(key)}"
+
+    def put_new(self, key: str, data: Buffer) -> bool:
+        path = self._path(key)
+        make_dirs(self._fs, parent(path))
+        with self._lock:
+            try:
+                lock = self._fs.lock(f"{self._root}/{LOCK}")
+            except StoreLocked:
+                raise NetworkFailure(f"another process writes to {self.url}: try again later") from None
+            try:
+                self._sweep(key.partition("/")[0])
+                if self._fs.exists(path):
+                    return False
+                self._write(path, data)
+            finally:
+                lock.release()
+        return True
+
+    def _sweep(self, first: str) -> None:
+        """Remove what puts that ended early left below a folder, once. Requires: the lock, so that none is under way.
+
+        No collection would: such a file is no object, and its key may never be put again.
+        """
+        if first not in self._swept:
+            for name in list(walk(self._fs, f"{self._root}/{first}")):
+                if name.endswith(TEMPORARY):
+                    remove_file(self._fs, f"{self._root}/{first}/{name}")
+            self._swept.add(first)
+
+    def _write(self, path: str, data: Buffer) -> None:
+        temporary = path + TEMPORARY
+        if self._fs.exists(temporary):  # left by an attempt that ended early
+            self._fs.unlink(temporary)
+        file = self._fs.create(temporary)
+        try:
+            file.pwrite(data, 0)
+            publish(self._fs, file, path)
+        except BaseException:
+            remove_file(self._fs, temporary)
+            raise
+        finally:
+            file.close()
+
+    def read(self, key: str, start: int, end: int) -> bytes:
+        file = self._fs.open(self._path(key))
+        try:
+            return file.pread(end - start, start)
+        finally:
+            file.close()
+
+    def size(self, key: str) -> int | None:
+        try:
+            file = self._fs.open(self._path(key))
+        except FileNotFoundError:
+            return None
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def listed(self, prefix: str) -> Iterator[StoredObject]:
+        for name in walk(self._fs, self._path(prefix)):
+            if not name.endswith(TEMPORARY):
+                size = self.size(f"{prefix}/{name}")
+                if size is not None:  # else deleted meanwhile
+                    yield StoredObject(f"{prefix}/{name}", size)
+
+    def folders(self) -> list[str]:
+        return [name for name in self._fs.listdir(self._root) if name != LOCK] if self._fs.exists(self._root) else []
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            self._fs.unlink(path)
+        except FileNotFoundError:
+            return
+        self._fs.fsync_dir(parent(path))  # deletes keep their order: a listing must not outlive what it names

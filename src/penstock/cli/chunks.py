@@ -1,0 +1,90 @@
+"""`penstock chunks archive|…` and `penstock reattach`: the archive that files of tables go to.
+
+Thread: one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import penstock
+from penstock.cli.app import app
+from penstock.cli.jobs import chunks_group
+from penstock.cli.maintenance import Json, report_fields
+from penstock.cli.output import Output
+from penstock.cli.session import Session, command
+
+Table = Annotated[str | None, typer.Option(help="of one table; of all by default")]
+
+
+@command(chunks_group)
+def archive(session: Session) -> None:
+    """Upload what the archive lacks, verified, and the store as of one LSN."""
+    report = session.store.archive()
+    session.out.done(
+        f"run {report.number} at LSN {report.lsn}: {report.files:,} files, {report.files_uploaded:,} of "
+        f"{report.bytes_uploaded:,} bytes uploaded",
+        **report_fields(report),
+    )
+
+
+@command(chunks_group, "verify-archive")
+def verify_archive(session: Session, table: Table = None) -> None:
+    """Read archived objects and compare checksums; the exit code is 1 if one is damaged or missing."""
+    report = session.store.verify_archive(table)
+    if session.out.json:
+        session.out.document(report_fields(report))
+    else:
+        for where, reason in report.damage:
+            print(f"{where}: {reason}")
+        print(f"{report.objects:,} objects of {report.bytes:,} bytes, {len(report.damage):,} damaged")
+    if report.damage:
+        raise typer.Exit(1)
+
+
+@command(chunks_group)
+def evict(
+    session: Session,
+    table: Table = None,
+    local_bytes: Annotated[int, typer.Option(help="that each table keeps in the folder")] = 0,
+) -> None:
+    """Remove archived files from the folder; reading fetches them again."""
+    report = session.store.evict(table, local_bytes=local_bytes)
+    session.out.done(
+        f"{report.files:,} files of {report.bytes:,} bytes left the folder, {report.kept:,} are needed",
+        **report_fields(report),
+    )
+
+
+@command(chunks_group)
+def rehydrate(session: Session, table: Table = None) -> None:
+    """Fetch evicted files into the folder again."""
+    size = session.store.rehydrate(table)
+    session.out.done(f"{size:,} bytes fetched", bytes=size)
+
+
+@command(chunks_group)
+def collect(session: Session) -> None:
+    """Delete archived objects that nothing needs any more, after their grace period."""
+    count = session.store.collect_archive()
+    session.out.done(f"{count:,} objects deleted", objects=count)
+
+
+@app.command()
+def reattach(
+    url: Annotated[str, typer.Argument(help="of an archive, like s3://bucket/prefix")],
+    store: Annotated[Path, typer.Argument(help="the folder of the new store, absent or empty")],
+    uuid: Annotated[str | None, typer.Option(help="of the archived store, if the archive has several")] = None,
+    number: Annotated[int | None, typer.Option(help="of the archive run; the newest by default")] = None,
+    json: Json = False,
+) -> None:
+    """Make a store from its archive, after its disk was lost."""
+    report = penstock.reattach(url, store, store=uuid, number=number)
+    Output(json=json).done(
+        f"run {report.number}, as of LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes fetched, "
+        f"{report.evicted:,} stay in the archive until they are read",
+        **report_fields(report),
+    )

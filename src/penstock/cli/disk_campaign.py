@@ -1,0 +1,150 @@
+"""`penstock check --campaign FOLDER`: whether a disk keeps what it says it kept, tried with a store that is killed.
+
+A child process owns a store in a new folder inside FOLDER and writes numbered batches over a queue, kv, series and
+vector table, durably, printing each number once its batch is acknowledged. It is killed at a random moment; then the
+store is opened, every acknowledged number must be there in every table, none twice, and every file must be sound.
+Again, in the same store, until the time is over. First, single calls: a file, its folder and a rename are synced, and a
+lock keeps another process out.
+
+A kill loses what is in the process, not what is in the operating system's memory: it finds file systems whose rename,
+lock or mapping is not as it must be, and defects of ours. Only pulling the plug shows a disk that lies about a sync.
+
+Thread: one.
+Invariant: works in a new folder inside FOLDER, and removes it unless a promise was broken.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import penstock
+from penstock.errors import Invalid, Restore
+from penstock.host.clock import SystemClock
+from penstock.host.file_operations import remove_folder
+from penstock.host.os_files import OsFileSystem
+from penstock.host.randomness import system_random
+from penstock.host.waiting import pause
+
+START_S = 60.0  # for the child to open the store
+KILL_S_MAX = 1.5
+LOCKED_CODE = 9
+
+
+class DiskTrialFailed(Restore):
+    """A disk did not keep what it had said it kept, or we did not."""
+
+
+def run(folder: Path, seconds: float) -> dict[str, float]:
+    """Try the disk of a folder; return counts and times. `DiskTrialFailed` says what was broken."""
+    if not folder.is_dir():
+        raise Invalid(f"{folder} is not a folder: give one on the disk to try")
+    files = OsFileSystem()
+    place = folder / f"penstock-campaign-{system_random().randbytes(4).hex()}"
+    files.mkdir(str(place))
+    clock = SystemClock()
+    end_s = clock.monotonic_s() + seconds
+    try:
+        counts: dict[str, float] = _try_calls(str(place))
+        rounds = told = 0
+        while not rounds or clock.monotonic_s() < end_s:
+            told = max(told, _kill_once(place))
+            _verify(place, told)
+            rounds += 1
+    except Restore as error:
+        raise DiskTrialFailed(f"{error}; the store is left in {place}: keep it, and do not use this disk") from error
+    except BaseException:
+        remove_folder(files, str(place))
+        raise
+    remove_folder(files, str(place))
+    return {**counts, "kills": rounds, "batches": told}
+
+
+def _try_calls(place: str) -> dict[str, float]:
+    """Try the calls that a store relies on, one by one; return the milliseconds of a sync."""
+    files, clock = OsFileSystem(), SystemClock()
+    file = files.create(f"{place}/new")
+    begin_s = clock.monotonic_s()
+    for number in range(20):
+        file.pwrite(b"%4d" % number, number * 4)
+        file.fdatasync()
+    sync_ms = (clock.monotonic_s() - begin_s) * 1e3 / 20
+    file.close()
+    files.rename(f"{place}/new", f"{place}/renamed")
+    files.fsync_dir(place)
+    if files.exists(f"{place}/new") or files.open(f"{place}/renamed").pread(8, 0) != b"   0   1":
+        raise DiskTrialFailed(f"a file was renamed in {place}, and its old name or other bytes are there")
+    files.unlink(f"{place}/renamed")
+    if _second_owner(place) != LOCKED_CODE:
+        raise DiskTrialFailed(f"a lock in {place} does not keep a second process out")
+    return {"sync_ms": round(sync_ms, 3)}
+
+
+def _second_owner(place: str) -> int:
+    """Return how a second process ends that opens a store which this one has open."""
+    code = (
+        "import sys, penstock\n"
+        "try: penstock.open(sys.argv[1], timeout_s=0.2)\n"
+        f"except penstock.errors.StoreLocked: sys.exit({LOCKED_CODE})"
+    )
+    with penstock.open(f"{place}/locked"):
+        return subprocess.run([sys.executable, "-c", code, f"{place}/locked"], timeout=START_S, check=False).returncode
+
+
+def _kill_once(place: Path) -> int:
+    """Let a child write, kill it; return the last number that it was told is durable."""
+    command = [sys.executable, "-m", "penstock.cli.disk_campaign", str(place / "store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            first = child.stdout.readline()  # it is at work
+            pause(system_random().random() * KILL_S_MAX)
+        finally:
+            child.send_signal(signal.SIGKILL)
+        numbers = [first, *child.stdout.read().split("\n")[:-1]]
+    if not first:
+        raise DiskTrialFailed(f"the store in {place} could not be opened after a kill")
+    return max(int(number) for number in numbers if number.strip())
+
+
+def _verify(place: Path, told: int) -> None:
+    """Compare every table with what was told; a batch that was not may be there, but wholly and once."""
+    with penstock.open(place / "store") as store:
+        found = {
+            "counter": store.kv("counter", value="int64").get(b"batches") or 0,
+            "events": sum(bounds.next - 1 for bounds in store.queue("events").bounds()),
+            "metrics": store.series("metrics").select("batch").num_rows,
+            "docs": store.vector("docs", dimensions=4).count(),
+        }
+        report = store.check()
+    wrong = [f"{name} has {count}" for name, count in found.items() if count != found["counter"]]
+    if wrong or found["counter"] < told:
+        raise DiskTrialFailed(f"{told} batches were acknowledged, and {dict(Counter(found))} are there")
+    if report.damage:
+        raise DiskTrialFailed(f"{report.damage[0]}")
+
+
+def _write(path: str) -> None:
+    """Write numbered batches until killed; print each number once it is durable."""
+    with penstock.open(path) as store:
+        number = store.kv("counter", value="int64").get(b"batches") or 0
+        store.queue("events")
+        store.series("metrics")
+        store.vector("docs", dimensions=4)
+        while True:
+            number += 1
+            with store.batch(token=("campaign", number)) as batch:
+                batch.kv("counter", value="int64").merge(b"batches", 1, operator="add_i64")
+                batch.queue("events").put(b"%d" % number)
+                batch.series("metrics").write("batch", number, time=number)
+                batch.vector("docs").upsert([str(number)], np.full((1, 4), number, np.float32))
+            print(number, flush=True)
+
+
+if __name__ == "__main__":
+    _write(sys.argv[1])

@@ -1,0 +1,90 @@
+"""`penstock get|put|delete|scan`: rows of kv tables.
+
+Keys are given as text, or as 0x and hexadecimal digits. Values are those of the table's type: bytes and text as they
+are, anything else as JSON.
+
+Thread: one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.app import app
+from penstock.cli.formatting import parse_bytes, parse_value
+from penstock.cli.output import first_of
+from penstock.cli.session import Limit, Name, Session, command
+from penstock.errors import NotFound
+
+Key = Annotated[str, typer.Argument(help="a key: text, or 0x and hexadecimal digits")]
+
+
+def _table(session: Session, name: str) -> Any:
+    return session.store.kv(name, create=False)
+
+
+def _key(table: Any, text: str) -> Any:
+    return text if table.schema.field("key").type == "string" else parse_bytes(text)
+
+
+@command(app)
+def get(session: Session, table: Name, key: Key) -> None:
+    """Print the value of a key; byte for byte where the output is no terminal."""
+    kv = _table(session, table)
+    value = kv.get(_key(kv, key))
+    if value is None and _key(kv, key) not in kv:
+        raise NotFound(f"there is no key {key} in {table}")
+    session.out.value(value)
+
+
+@command(app, numbers=True)
+def put(
+    session: Session,
+    table: Name,
+    key: Key,
+    value: Annotated[str, typer.Argument(help="the value; - reads it from stdin, byte for byte")],
+) -> None:
+    """Set a key of a kv table, durably."""
+    kv = _table(session, table)
+    kind, declared = kv.schema.field("value").type, kv.value_type
+    if value == "-":
+        given = sys.stdin.buffer.read()
+    else:
+        given = parse_bytes(value) if declared == "bytes" else value.encode("utf-8", "surrogateescape")
+    kv.put(_key(kv, key), parse_value(given, kind, declared), durable=True)
+    session.out.done("written, and durable", table=table, key=key)
+
+
+@command(app)
+def delete(session: Session, table: Name, key: Key) -> None:
+    """Remove a key of a kv table, durably."""
+    kv = _table(session, table)
+    kv.delete(_key(kv, key), durable=True)
+    session.out.done("deleted, and durable", table=table, key=key)
+
+
+@command(app)
+def scan(  # noqa: PLR0917 - typer reads the signature
+    session: Session,
+    table: Name,
+    prefix: Annotated[str, typer.Option(help="of the keys")] = "",
+    start: Annotated[str, typer.Option(help="the first key")] = "",
+    end: Annotated[str | None, typer.Option(help="the first key that is not printed any more")] = None,
+    reverse: bool = False,
+    limit: Limit = None,
+) -> None:
+    """Print rows of a kv table in the order of their keys."""
+    kv = _table(session, table)
+    shown = session.out.limit(limit)
+    rows: Iterator[Any] = kv.scan(
+        _key(kv, start),
+        None if end is None else _key(kv, end),
+        prefix=_key(kv, prefix),
+        reverse=reverse,
+        limit=None if shown is None else shown + 1,
+    )
+    session.out.rows(("key", "value"), first_of(rows), limit=shown)

@@ -1,0 +1,171 @@
+"""What a command prints: tables for people, lines with tabs for other programs, JSON with --json.
+
+Thread: one.
+Invariants: (1) data are never read as markup, wrapped, or shortened. (2) Where rows are left out, stderr says so.
+(3) With --json, stdout is one JSON object a line and nothing else. (4) Rows are printed as they come, in bounded
+memory.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+
+from penstock.cli.formatting import format_value, json_value, raw_bytes
+
+PAGE_ROWS = 500  # rows that are aligned together
+TERMINAL_ROWS = 20  # that a terminal gets unless told otherwise
+_COLOR = re.compile(r"(\x1b\[[\d;]*m)")
+
+
+class Output:
+    """Prints the result of one command."""
+
+    def __init__(self, *, json: bool) -> None:
+        self.json = json
+        self.terminal = sys.stdout.isatty()
+
+    def limit(self, given: int | None) -> int | None:
+        """Return how many rows to print: what is given (0: all); else 20 at a terminal, and all for a program."""
+        if given is None:
+            return TERMINAL_ROWS if self.terminal and not self.json else None
+        return given or None
+
+    def rows(
+        self,
+        columns: tuple[str, ...],
+        rows: Iterable[Iterable[Any]],
+        *,
+        limit: int | None = None,
+        none: str = "there are none",
+    ) -> int:
+        """Print rows, at most `limit` of them; return their number. `none` is for a terminal, if there are no rows."""
+        source, count = iter(rows), 0
+        shown = source if limit is None else islice(source, limit)
+        if self.json:
+            for row in shown:
+                self.document(dict(zip(columns, row, strict=True)))
+                count += 1
+        elif self.terminal:
+            count = self._aligned(columns, shown)
+            if not count and none:
+                note(none)
+        else:
+            for row in shown:
+                print("\t".join(map(format_value, row)))
+                count += 1
+        if limit is not None and count == limit and next(source, None) is not None:
+            note(f"only the first {limit:,} rows: --limit 0 prints all")
+        return count
+
+    def _aligned(self, columns: tuple[str, ...], rows: Iterator[Iterable[Any]]) -> int:
+        count, heading = 0, True
+        while page := [tuple(map(format_value, row)) for row in islice(rows, PAGE_ROWS)]:
+            widths = [max(map(len, cells)) for cells in zip(columns, *page, strict=True)]
+            if heading:
+                print(f"\x1b[1m{_line(columns, widths)}\x1b[0m")
+                heading = False
+            for row in page:
+                print(_line(row, widths))
+            count += len(page)
+        return count
+
+    def document(self, fields: dict[str, Any]) -> None:
+        """Print one object: a JSON line, or a line for each field."""
+        if self.json:
+            print(msgspec.json.encode({name: json_value(value) for name, value in fields.items()}).decode())
+            return
+        width = max(map(len, fields), default=0)
+        for name, value in fields.items():
+            print(f"{name:{width}}  {format_value(value)}")
+
+    def value(self, value: Any) -> None:
+        """Print one value: as it is, byte for byte, unless stdout is a terminal."""
+        if self.json:
+            self.document({"value": value})
+        elif self.terminal:
+            print(format_value(value))
+        else:
+            sys.stdout.buffer.write(raw_bytes(value))
+
+    def done(self, text: str, **fields: Any) -> None:
+        """Say what was done: a sentence for people, the fields with --json."""
+        if self.json:
+            self.document(fields)
+        else:
+            print(text)
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[Any], None] | None]:
+        """Yield a callable for `progress=`, which draws a bar on stderr; None if stderr is not a terminal."""
+        if not sys.stderr.isatty():
+            yield None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda now: bar.update(task, completed=now.bytes, total=now.bytes_total)
+
+
+def _line(cells: Iterable[str], widths: list[int]) -> str:
+    return "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def note(text: str) -> None:
+    """Tell a person something beside the result: on stderr."""
+    print(f"penstock: {text}", file=sys.stderr)
+
+
+def screen(lines: list[str]) -> str:
+    """Return what draws a live page over the last one, without flicker: each line is replaced, none is wrapped.
+
+    What does not fit is left out, and the page says so: `…` at the end of a line, and their number below.
+    """
+    columns, rows = shutil.get_terminal_size()
+    if len(lines) > rows:
+        lines = [*lines[: rows - 1], f"… {len(lines) - rows + 1} lines more: `penstock status` prints all"]
+    return "\x1b[H" + "\n".join(cut(line, columns) + "\x1b[K" for line in lines) + "\x1b[J"
+
+
+def cut(line: str, columns: int) -> str:
+    """Return a line that is at most so many columns wide; its colours stay, and take no room."""
+    from rich.cells import cell_len
+
+    parts = _COLOR.split(line)  # text and colours in turn
+    if sum(map(cell_len, parts[::2])) <= columns:
+        return line
+    room, kept = columns - 1, ""
+    for number, part in enumerate(parts):
+        if number % 2:
+            kept += part
+            continue
+        for letter in part:
+            room -= cell_len(letter)
+            if room < 0:
+                return kept + "…\x1b[0m"
+            kept += letter
+    return kept
+
+
+def pages(read: Callable[[int], list[Any]], start: int, next_of: Callable[[Any], int]) -> Iterator[Any]:
+    """Yield what `read` returns from `start` on, page by page, until a page is empty."""
+    while found := read(start):
+        yield from found
+        start = next_of(found[-1])
+
+
+def first_of(some: Iterable[Any]) -> Iterator[Any]:
+    """Yield the same, after the first was computed: an error comes before anything is printed."""
+    rest = iter(some)
+    head = list(islice(rest, 1))
+    return chain(head, rest)

@@ -1,0 +1,167 @@
+"""`penstock queue …`: messages of queues, and their consumers.
+
+Thread: one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.app import app, group
+from penstock.cli.formatting import parse_bytes, parse_time
+from penstock.cli.output import first_of, note
+from penstock.cli.session import Limit, Name, Session, command
+from penstock.errors import Invalid
+from penstock.host.waiting import pause
+
+queue_group = group("queue", "Messages of a queue, and its consumers.")
+
+PAGE = 1_000  # messages that are read at once
+FOLLOW_S = 0.5  # between two looks for new messages
+COLUMNS = ("shard", "sequence", "time", "key", "payload")
+
+
+def _queue(session: Session, name: str) -> Any:
+    return session.store.queue(name, create=False)
+
+
+@command(queue_group, "put")
+def put_message(
+    session: Session,
+    queue: Name,
+    payload: Annotated[str, typer.Argument(help="of the message; - sends each line of stdin")],
+    key: Annotated[str | None, typer.Option(help="messages of one key keep their order")] = None,
+) -> None:
+    """Append a message to a queue, durably; print its position."""
+    table, given = _queue(session, queue), None if key is None else parse_bytes(key)
+    if payload == "-":
+        sent = 0
+        for lines in _line_batches():
+            table.put_many(lines, keys=None if given is None else [given] * len(lines), durable=True)
+            sent += len(lines)
+        session.out.done(f"{sent:,} messages, durable", queue=queue, messages=sent)
+        return
+    where = table.append(parse_bytes(payload), key=given)
+    session.out.done(
+        f"shard {where.shard}, sequence {where.sequence}, LSN {where.lsn}",
+        shard=where.shard, sequence=where.sequence, lsn=where.lsn,
+    )  # fmt: skip
+
+
+def _line_batches() -> Iterator[list[bytes]]:
+    while lines := [line.removesuffix(b"\n") for line in sys.stdin.buffer.readlines(1 << 20)]:
+        yield lines
+
+
+def _messages(table: Any, start: dict[int, int]) -> Iterator[Any]:
+    """Yield the messages from these sequences on, shard by shard; `start` follows."""
+    for shard in sorted(start):
+        while found := table.read(shard, start[shard], PAGE):
+            for message in found:
+                start[shard] = message.sequence + 1
+                yield message
+
+
+def _row(message: Any) -> tuple[Any, ...]:
+    moment = datetime.fromtimestamp(message.time_us / 1e6, UTC)
+    return message.shard, message.sequence, moment, message.key, message.payload
+
+
+@command(queue_group)
+def tail(
+    session: Session,
+    queue: Name,
+    start: Annotated[
+        str | None,
+        typer.Option(help="earliest, latest, consumer:NAME, time:MICROSECONDS, a sequence; default: the last"),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with new messages until Ctrl-C")] = False,
+    limit: Limit = None,
+) -> None:
+    """Print the last messages of a queue, and with --follow those that come."""
+    table, shown = _queue(session, queue), session.out.limit(limit)
+    if start is None:
+        last = 20 if shown is None else shown
+        positions = {shard: max(one.first, one.next - last) for shard, one in enumerate(table.bounds())}
+    else:
+        positions = table.offsets(start)
+    rows = map(_row, _messages(table, positions))
+    session.out.rows(
+        COLUMNS,
+        first_of(rows),
+        limit=None if start is None and not follow else shown,
+        none="" if follow else "there are none",
+    )
+    while follow:
+        pause(FOLLOW_S)
+        session.out.rows(COLUMNS, map(_row, _messages(table, positions)), none="")
+        sys.stdout.flush()
+
+
+@command(queue_group)
+def dump(
+    session: Session,
+    queue: Name,
+    start: Annotated[str, typer.Option(help="earliest, consumer:NAME, time:MICROSECONDS or a sequence")] = "earliest",
+) -> None:
+    """Print all payloads, a line each; a payload with a line break needs --json, which prints whole messages."""
+    table = _queue(session, queue)
+    messages = _messages(table, table.offsets(start))
+    if session.out.json:
+        session.out.rows(COLUMNS, map(_row, messages), none="")
+        return
+    for message in messages:
+        if b"\n" in message.payload:
+            raise Invalid(f"message {message.sequence} of shard {message.shard} has a line break: use --json")
+        sys.stdout.buffer.write(message.payload + b"\n")
+
+
+_CONSUMER = ("consumer", "mode", "lag", "leased", "positions", "seen")
+
+
+@command(queue_group)
+def consumers(session: Session, queue: Name) -> None:
+    """List the consumers of a queue: their lag, their positions, and when they were last seen."""
+    session.out.rows(_CONSUMER, map(_consumer, _queue(session, queue).consumers()))
+
+
+def _consumer(one: Any) -> tuple[Any, ...]:
+    seen = None if one.last_seen_us is None else datetime.fromtimestamp(one.last_seen_us / 1e6, UTC)
+    return one.name, one.mode, one.lag, one.leased, {str(shard): at for shard, at in one.position.items()}, seen
+
+
+@command(app, "consumers")
+def all_consumers(session: Session) -> None:
+    """List the consumers of all queues."""
+    store = session.store
+    queues = [info.name for info in store.port.tables() if info.kind == "queue"]
+    rows = ((name, *_consumer(one)) for name in queues for one in store.queue(name, create=False).consumers())
+    session.out.rows(("queue", *_CONSUMER), rows)
+
+
+@command(queue_group)
+def seek(
+    session: Session,
+    queue: Name,
+    consumer: Annotated[str, typer.Argument(help="its name")],
+    to: Annotated[str, typer.Argument(help="earliest, latest, a sequence, or a time such as 2026-03-01T12:00:00Z")],
+) -> None:
+    """Move a consumer; it reads on from there."""
+    table = _queue(session, queue)
+    known = {one.name for one in table.consumers()}
+    if consumer not in known:
+        note(f"{consumer} is new; the consumers of {queue} are {', '.join(sorted(known)) or 'none'}")
+    if to.isdecimal():
+        where: Any = int(to)
+    elif to in ("earliest", "latest"):
+        where = to
+    else:
+        moment = parse_time(to)
+        where = {shard: table.seek(moment, shard=shard) for shard in range(table.shards)}
+    table.consumer(consumer).seek(where)
+    session.out.done(f"{consumer} reads on from {to}", consumer=consumer, position=table.consumer(consumer).position)

@@ -1,0 +1,13 @@
+"""Environment variables.
+
+Thread: any.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def environment_variable(name: str) -> str | None:
+    """Return the value of an environment variable; None if it is not set."""
+    return os.environ.get(name)

@@ -1,0 +1,370 @@
+"""The console: pages in a browser that show a store while it works, and what its buttons do.
+
+    GET   /console/                the page; /console/files/NAME: its scripts and styles, from inside the package
+    POST  /console/api/login       a token for a session (see `sessions`); /console/api/logout ends it
+    GET   /console/events          samples of the store, as server-sent events
+    GET   /console/api/NAME        what a screen reads
+    POST  /console/api/do/NAME     what a button does; only of a server that was started to write
+
+The page is fixed text: it has no data, so it is given to everybody who may speak to the server. All data come from the
+API as JSON, of tables that the client's token names, and the page puts them into the document as text. The policy in
+every answer forbids scripts, styles and connections of any other origin, and scripts inside the page.
+
+Thread: the event loop; reading and writing in threads of the pool.
+Invariants: (1) nothing is changed by a GET, nor by a request without the header that only our own page sends: another
+site's page cannot send it without being asked first, which is refused. (2) an action needs `--write` and the token's
+right to the table.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any, TypeAlias
+
+import msgspec
+from anyio import move_on_after
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from penstock.errors import Invalid
+from penstock.host.clock import Clock
+from penstock.http import console_reading as reading
+from penstock.http.console_reading import Parameters, Reply
+from penstock.http.console_sampling import PAGES_MAX, Sample, Sampler, StoreReader, visible
+from penstock.http.incoming import Refused, read_body, refusal_of
+from penstock.http.sessions import Sessions
+from penstock.server.rights import ADMIN, EVERY_TABLE, READ, WRITE, Right, Rights
+
+HEADER = "x-penstock-console"  # sent by our page with every request but that for events
+ACTION_BYTES_MAX = 1 << 20
+ACTION_S = 120.0
+WAKE_S = 0.5  # between two looks whether a page is still there
+FILES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+Members: TypeAlias = Callable[[], list[dict[str, str]]]
+InThread: TypeAlias = Callable[[Right, Callable[[], Any]], Awaitable[Any]]
+Guarded: TypeAlias = Callable[[Request, Callable[[Request, Any], Any], Any], Awaitable[Response]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleSettings:
+    """What the console may do."""
+
+    write: bool = False  # whether its buttons change anything
+    title: str = ""  # of the store, as its user named it
+    members: Members | None = None  # of a cluster: name, address, role
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """Return the files of the page, which are part of the package: name to content, compressed by gzip, and type."""
+    found: dict[str, tuple[bytes, str]] = {}
+    for one in (files("penstock.http") / "console_files").iterdir():
+        name, data = one.name.removesuffix(".gz"), one.read_bytes()
+        kind = FILES.get("." + name.rpartition(".")[2])
+        if kind is not None:
+            found[name] = data if one.name != name else gzip.compress(data, mtime=0), kind
+    return found
+
+
+class Console:
+    """The handlers of the console of one server."""
+
+    def __init__(
+        self,
+        store: Any,
+        settings: ConsoleSettings,
+        sessions: Sessions,
+        *,
+        clock: Clock,
+        guarded: Guarded,
+        rights: Callable[[Request], Rights | None],
+        in_thread: InThread,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._sessions = sessions
+        self._guarded = guarded
+        self._rights_of = rights
+        self._in_thread = in_thread
+        self._files = page_files()
+        self.sampler = Sampler(StoreReader(store, clock), partial(in_thread, READ))
+        of_table: dict[str, tuple[str, Callable[[Any, Parameters], Reply]]] = {
+            "rows": ("kv", reading.read_rows),
+            "row": ("kv", reading.read_row),
+            "messages": ("queue", reading.read_messages),
+            "message": ("queue", reading.read_message),
+            "letters": ("queue", partial(reading.read_letters, store)),
+            "cardinality": ("series", reading.read_cardinality),
+            "neighbours": ("vector", reading.read_neighbours),
+            "recall": ("vector", reading.check_recall),
+        }
+        self._of_table = of_table
+        self._reads: dict[str, Callable[[Rights, Parameters], Any]] = {
+            "table": self._table,
+            "jobs": self._jobs,
+            "chunks": self._chunks,
+            "members": self._members,
+        }
+        self._actions: dict[str, Callable[[Rights, Parameters], Reply]] = {
+            "compact": self._compact,
+            "resume": self._resume,
+            "retry": self._retry,
+            "put_back": self._put_back,
+            "delete": self._delete,
+        }
+
+    def routes(self) -> list[Route]:
+        """Return the routes under /console."""
+        return [
+            Route("/console", _redirect),
+            Route("/console/", self._handle(self._page)),
+            Route("/console/files/{name}", self._handle(self._page)),
+            Route("/console/events", self._handle(self._events)),
+            Route("/console/api/hello", self._handle(self._hello)),
+            Route("/console/api/sample", self._handle(self._sample)),
+            Route("/console/api/login", self._handle(self._login), methods=["POST"]),
+            Route("/console/api/logout", self._handle(self._logout), methods=["POST"]),
+            Route("/console/api/do/{name}", self._handle(self._act), methods=["POST"]),
+            Route("/console/api/{name}", self._handle(self._read)),
+        ]
+
+    def _handle(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def handled(request: Request, _: Any) -> Response:
+            _check_site(request)
+            try:
+                return await answer(request)
+            except (Refused, ClientDisconnect):
+                raise
+            except Exception as error:  # what is wrong with the request, or our own fault, which is logged
+                raise refusal_of(error) from error
+
+        async def handle(request: Request) -> Response:
+            response = await self._guarded(request, handled, None)
+            response.headers.update(HEADERS)
+            return response
+
+        return handle
+
+    def _rights(self, request: Request) -> Rights:
+        """Return the rights of a request; without tokens, everybody on this machine reads."""
+        rights = self._rights_of(request)
+        if rights is None:
+            return Rights(client="", tables={EVERY_TABLE: ADMIN if self._settings.write else READ})
+        if not rights.allows_anywhere(READ):
+            raise Refused(403, "bad_data", "the token does not give the right to read any table")
+        return rights
+
+    # -- the page
+
+    async def _page(self, request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in self._files:
+            raise Refused(404, "not_found", "the console has no such file")
+        body, kind = self._files[name]
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(gzip.decompress(body), media_type=kind)
+        return Response(body, media_type=kind, headers={"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
+
+    async def _login(self, request: Request) -> Response:
+        _check_ours(request)
+        given = await _document(request)
+        response = JSONResponse({"status": "success"})
+        if not self._sessions.begin(request, response, given.text("token").strip()):
+            raise Refused(401, "bad_data", "this is not a token that the server knows")
+        return response
+
+    async def _logout(self, request: Request) -> Response:
+        _check_ours(request)
+        response = JSONResponse({"status": "success"})
+        self._sessions.end(request, response)
+        return response
+
+    # -- what is live
+
+    async def _hello(self, request: Request) -> Response:
+        rights = self._rights(request)
+        infos = await self._in_thread(READ, self._store.port.tables)
+        return _reply(
+            {
+                "store": self._settings.title or str(self._store.path),
+                "version": version("penstock"),
+                "client": rights.client,
+                "write": self._settings.write and rights.allows_anywhere(WRITE),
+                "sessions": self._rights_of(request) is not None,
+                "cluster": self._settings.members is not None,
+                "tables": [
+                    {"name": one.name, "kind": one.kind, "shards": one.shards}
+                    for one in infos
+                    if rights.allows(READ, one.name)
+                ],
+            }
+        )
+
+    async def _sample(self, request: Request) -> Response:
+        rights = self._rights(request)
+        return _reply(visible(await self.sampler.sample(), rights))
+
+    async def _events(self, request: Request) -> Response:
+        rights = self._rights(request)
+        if self.sampler.pages >= PAGES_MAX:
+            raise Refused(503, "unavailable", f"{PAGES_MAX} pages are open: close some", 5)
+        return StreamingResponse(self._stream(request, rights), media_type="text/event-stream")
+
+    async def _stream(self, request: Request, rights: Rights) -> AsyncIterator[bytes]:
+        past = [visible(one, rights) for one in self.sampler.past()]
+        yield _event("history", past)
+        with self.sampler.listening() as page:
+            while not self.sampler.stopping and not await request.is_disconnected():
+                sample: Sample | None = None
+                with move_on_after(WAKE_S):
+                    sample = await page.get()
+                if sample is not None:
+                    yield _event("sample", visible(sample, rights))
+
+    # -- reading
+
+    async def _read(self, request: Request) -> Response:
+        rights, name = self._rights(request), request.path_params["name"]
+        given = Parameters(dict(request.query_params))
+        if name in self._of_table:
+            kind, read = self._of_table[name]
+            return _reply(await self._in_thread(READ, lambda: read(self._existing(rights, given, kind), given)))
+        if name not in self._reads:
+            raise Refused(404, "not_found", "the console's API has no such name")
+        return _reply(await self._in_thread(READ, lambda: self._reads[name](rights, given)))
+
+    def _existing(self, rights: Rights, given: Parameters, kind: str, right: Right = READ) -> Any:
+        """Return a table that the client has a right to; one that it may not read looks like one that is absent."""
+        name = given.text("table")
+        if not rights.allows(READ, name):
+            raise Refused(404, "not_found", f"there is no table {name[:100]}, or the token does not give a right to it")
+        _check_right(rights, right, name)
+        info = self._store.port.table(name)
+        if info is not None and kind and info.kind != kind:
+            raise Invalid(f"table {name} is a {info.kind}, not a {kind}")
+        return self._store.table(name)
+
+    def _table(self, rights: Rights, given: Parameters) -> Reply:
+        table = self._existing(rights, given, "")
+        return reading.describe(self._store, table, self._store.port.table(given.text("table")))
+
+    def _jobs(self, rights: Rights, given: Parameters) -> Reply:
+        limit = given.number("limit", 500, 1, 2_000)
+        jobs = [
+            {name: getattr(one, name) for name in one.__dataclass_fields__}
+            for one in self._store.jobs()
+            if (rights.allows(READ, one.table) if one.table else rights.allows_everywhere(READ))
+        ]
+        return {"jobs": jobs[-limit:][::-1], "total": len(jobs)}
+
+    def _chunks(self, rights: Rights, given: Parameters) -> Reply:
+        self._existing(rights, given, "")
+        chunks = self._store.chunks(given.text("table"))
+        fields = [name for name in (chunks[0].__dataclass_fields__ if chunks else ()) if name not in ("start", "end")]
+        shown = [
+            {**{name: getattr(one, name) for name in fields}, "start": one.start.hex(), "end": one.end.hex()}
+            for one in chunks[:2_000]
+        ]
+        return {"chunks": shown, "total": len(chunks)}
+
+    def _members(self, rights: Rights, given: Parameters) -> Reply:
+        listed = self._settings.members
+        return {"members": None if listed is None else listed()}
+
+    # -- actions
+
+    async def _act(self, request: Request) -> Response:
+        _check_ours(request)
+        rights = self._rights(request)
+        act = self._actions.get(request.path_params["name"])
+        if act is None:
+            raise Refused(404, "not_found", "the console has no such action")
+        if not self._settings.write:
+            raise Refused(403, "bad_data", "this console only reads: start it with --write")
+        given = await _document(request)
+        return _reply(await self._in_thread(WRITE, lambda: act(rights, given)))
+
+    def _compact(self, rights: Rights, given: Parameters) -> Reply:
+        self._existing(rights, given, "", ADMIN)
+        report = self._store.compact(given.text("table"), timeout_s=ACTION_S)
+        return {"done": f"{report.files_before} files became {report.files_after}"}
+
+    def _resume(self, rights: Rights, given: Parameters) -> Reply:
+        self._existing(rights, given, "", ADMIN)
+        left = self._store.resume(given.text("table"))
+        return {"done": "all is well" if not left else f"{len(left)} troubles remain: {left[0].reason}"}
+
+    def _retry(self, rights: Rights, given: Parameters) -> Reply:
+        if not rights.allows_everywhere(ADMIN):
+            raise Refused(403, "bad_data", "the token does not give the right to administer every table")
+        return {"done": f"job {self._store.retry_job(given.number('job', 0, 1))} does it again"}
+
+    def _put_back(self, rights: Rights, given: Parameters) -> Reply:
+        table = self._existing(rights, given, "queue")
+        _check_right(rights, WRITE, reading.letter_source(table, given))
+        return reading.put_back(self._store, table, given)
+
+    def _delete(self, rights: Rights, given: Parameters) -> Reply:
+        return reading.delete_row(self._existing(rights, given, "kv", WRITE), given)
+
+
+async def _redirect(request: Request) -> Response:
+    return RedirectResponse("/console/", headers=HEADERS)
+
+
+def _check_site(request: Request) -> None:
+    """Refuse what a page of another site asks for; a person may follow a link from there to the page itself."""
+    site = request.headers.get("sec-fetch-site", "none")
+    to_page = request.url.path == "/console/" and request.headers.get("sec-fetch-mode") == "navigate"
+    if site not in ("same-origin", "none") and not to_page:
+        raise Refused(403, "bad_data", "the request comes from a page of another site")
+
+
+def _check_right(rights: Rights, right: Right, table: str) -> None:
+    if not rights.allows(right, table):
+        raise Refused(403, "bad_data", f"the token does not give the right to {right} {table}")
+
+
+def _check_ours(request: Request) -> None:
+    if request.headers.get(HEADER) != "1":
+        raise Refused(403, "bad_data", f"a request that changes something needs the header {HEADER}: 1")
+
+
+async def _document(request: Request) -> Parameters:
+    try:
+        found = msgspec.json.decode(await read_body(request, ACTION_BYTES_MAX), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise Refused(400, "bad_data", "the body is a JSON object") from None
+    return Parameters(found)
+
+
+def _reply(data: Mapping[str, Any]) -> Response:
+    return Response(msgspec.json.encode({"status": "success", "data": data}), media_type="application/json")
+
+
+def _event(name: str, data: Any) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"

@@ -1,0 +1,402 @@
+"""What the console's screens read of tables: rows, messages, dead letters, vectors, cardinality.
+
+Thread: any; every function blocks, and reads a bounded number of rows.
+Invariants: (1) bytes are sent as base64, with their whole length, and never as markup: the page decides how to show
+them. (2) a filter looks at most at SCANNED_MAX rows and says where it stopped.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from penstock.errors import Invalid, NotFound, PenstockError
+
+Reply: TypeAlias = dict[str, Any]
+ROWS_MAX = 200  # of one answer
+SCANNED_MAX = 20_000  # rows that a filter looks at
+PREVIEW_BYTES = 2_048  # of a value in a list
+VALUE_BYTES_MAX = 4 << 20  # of a value that is shown alone
+NEIGHBOURS_MAX = 100
+MAP_MAX = 400  # vectors of a projection
+RECALL_QUERIES = 16
+
+
+class Parameters:
+    """The parameters of a request, checked."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a text; `Invalid` if it is absent and has no default."""
+        value = self._given.get(name, default)
+        if not isinstance(value, str) or len(value) > 1 << 20:
+            raise Invalid(f"the request needs {name}, a text")
+        return value
+
+    def number(self, name: str, default: int, low: int = 0, high: int = 1 << 62) -> int:
+        """Return a whole number within bounds."""
+        value = self._given.get(name, default)
+        try:
+            found = default if value in ("", None) else int(value)
+        except (TypeError, ValueError):
+            raise Invalid(f"{name} is a whole number, not {str(value)[:40]!r}") from None
+        if isinstance(value, bool) or not low <= found <= high:
+            raise Invalid(f"{name} is {low} to {high}, not {found}")
+        return found
+
+    def data(self, name: str) -> bytes:
+        """Return bytes, given in hexadecimal digits."""
+        text = self.text(name, "")
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            raise Invalid(f"{name} is given in hexadecimal digits") from None
+
+    def flag(self, name: str) -> bool:
+        return self._given.get(name) in ("1", "true", True)
+
+
+def encoded(value: Any, bytes_max: int = PREVIEW_BYTES) -> Reply:
+    """Return a value for a page: its type, its first bytes as base64, and how many there are."""
+    if isinstance(value, bytes):
+        kind, data = "bytes", value
+    elif isinstance(value, str):
+        kind, data = "text", value.encode()
+    else:
+        kind, data = "json", msgspec.json.encode(value, enc_hook=_plain)
+    return {"type": kind, "size": len(data), "data": base64.b64encode(data[:bytes_max]).decode()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    return value.hex() if isinstance(value, (bytes, bytearray)) else str(value)
+
+
+# -- kv
+
+
+def _key(table: Any, data: bytes) -> Any:
+    """Return a key as the table has it: bytes, or text."""
+    if not _has_text_keys(table):
+        return data
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise Invalid("the keys of this table are text, and this is not UTF-8") from None
+
+
+def _has_text_keys(table: Any) -> bool:
+    return type(table).__name__.startswith("Text")
+
+
+def _bytes(key: Any) -> bytes:
+    return key.encode() if isinstance(key, str) else bytes(key)
+
+
+def read_rows(table: Any, given: Parameters) -> Reply:
+    """Return rows of a kv table: by prefix, from a key, forwards or backwards, and that contain a text."""
+    limit, backwards = given.number("limit", 50, 1, ROWS_MAX), given.flag("reverse")
+    prefix, wanted, after = given.data("prefix"), given.text("contains", "").encode(), given.data("after")
+    bound: dict[str, Any] = {"prefix": _key(table, prefix)} if prefix else {}
+    if after and backwards:
+        bound["end"] = _key(table, after)
+    elif after:
+        bound["start"] = _key(table, after)
+    rows: list[Reply] = []
+    scanned, last, more = 0, b"", False
+    for key, value in table.scan(**bound, reverse=backwards, limit=SCANNED_MAX + 1):
+        if after and not backwards and _bytes(key) == after:
+            continue
+        if len(rows) == limit or scanned == SCANNED_MAX:
+            more = True
+            break
+        scanned, last = scanned + 1, _bytes(key)
+        if not wanted or wanted in last or wanted in _searchable(value):
+            rows.append({"key": last.hex(), "value": encoded(value)})
+    return {"rows": rows, "scanned": scanned, "next": last.hex() if more else None}
+
+
+def _searchable(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else msgspec.json.encode(value, enc_hook=_plain)
+
+
+def read_row(table: Any, given: Parameters) -> Reply:
+    """Return one row, whole."""
+    key = given.data("key")
+    row = table.get_row(_key(table, key))
+    if row is None:
+        raise NotFound("there is no such key")
+    return {"key": key.hex(), "value": encoded(row.value, VALUE_BYTES_MAX), "lsn": row.lsn}
+
+
+def delete_row(table: Any, given: Parameters) -> Reply:
+    """Delete a row, durably."""
+    table.delete(_key(table, given.data("key")), durable=True)
+    return {"done": "deleted, and durable"}
+
+
+# -- queues
+
+
+def _message(message: Any, bytes_max: int = PREVIEW_BYTES) -> Reply:
+    return {
+        "shard": message.shard,
+        "sequence": message.sequence,
+        "time": message.time_us / 1e6,
+        "key": None if message.key is None else message.key.hex(),
+        "payload": encoded(message.payload, bytes_max),
+        "headers": {name: encoded(value) for name, value in (message.headers or {}).items()},
+    }
+
+
+def read_messages(table: Any, given: Parameters) -> Reply:
+    """Return messages of a shard from a sequence on, or its last ones; those that contain a text."""
+    shard, limit = given.number("shard", 0, 0, table.shards - 1), given.number("limit", 50, 1, ROWS_MAX)
+    bounds = table.bounds()[shard]
+    start = given.number("from", 0) or max(bounds.first, bounds.next - limit)
+    wanted = given.text("contains", "").encode()
+    at, scanned = max(start, bounds.first), 0
+    rows: list[Reply] = []
+    while at < bounds.next and len(rows) < limit and scanned < SCANNED_MAX:
+        messages = table.read(shard, at, min(1_000, limit) if not wanted else 1_000)
+        if not messages:
+            break
+        for message in messages:
+            if len(rows) == limit or scanned == SCANNED_MAX:
+                break
+            scanned, at = scanned + 1, message.sequence + 1
+            if not wanted or wanted in message.payload or wanted in (message.key or b""):
+                rows.append(_message(message))
+    more = at < bounds.next
+    return {"rows": rows, "first": bounds.first, "end": bounds.next, "scanned": scanned, "next": at if more else None}
+
+
+def read_message(table: Any, given: Parameters) -> Reply:
+    """Return one message, whole."""
+    shard, sequence = given.number("shard", 0, 0, table.shards - 1), given.number("sequence", 1, 1)
+    found = table.read(shard, sequence, 1)
+    if not found or found[0].sequence != sequence:
+        raise NotFound(f"there is no message {sequence} in shard {shard}")
+    return _message(found[0], VALUE_BYTES_MAX)
+
+
+# -- dead letters
+
+
+def _letter(payload: bytes) -> Reply | None:
+    """Return what a dead letter says; None if the message is not one."""
+    if not payload.startswith(b"{"):
+        return None
+    try:
+        found = msgspec.json.decode(payload)
+        data = base64.b64decode(found["payload_base64"])
+        return {"source": str(found["source"]), "reason": str(found["reason"]), "data": data, "fields": found}
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def read_letters(store: Any, table: Any, given: Parameters) -> Reply:
+    """Return the newest dead letters of a queue, each with its reason; none if it holds messages of another kind."""
+    limit, letters, total = given.number("limit", 50, 1, ROWS_MAX), list[Reply](), 0
+    for shard, bounds in enumerate(table.bounds()):
+        total += bounds.next - bounds.first
+        for message in table.read(shard, max(bounds.first, bounds.next - limit), limit) if bounds.next > 1 else []:
+            letter = _letter(message.payload)
+            if letter is not None:
+                at = letter["fields"]
+                letters.append(
+                    {
+                        "shard": shard,
+                        "sequence": message.sequence,
+                        "time": message.time_us / 1e6,
+                        "source": letter["source"],
+                        "reason": letter["reason"],
+                        "from": {name: at.get(name) for name in ("shard", "sequence")},
+                        "payload": encoded(letter["data"]),
+                    }
+                )
+    letters.sort(key=lambda one: one["time"], reverse=True)
+    return {"letters": letters[:limit], "total": total}
+
+
+def letter_source(table: Any, given: Parameters) -> str:
+    """Return the table that a dead letter came from."""
+    return _existing_letter(table, given)[1]["source"]  # type: ignore[no-any-return]
+
+
+def put_back(store: Any, table: Any, given: Parameters) -> Reply:
+    """Put the message of a dead letter back into the queue it came from: once, however often this is asked."""
+    message, letter = _existing_letter(table, given)
+    token = f"console put back {table.name} {message.shard}", message.sequence
+    with store.batch(token=token) as batch:
+        batch.queue(letter["source"]).put(letter["data"], key=message.key)
+    if batch.duplicate:
+        return {"done": "it was put back before: nothing was changed"}
+    return {"done": f"put back into {letter['source']}, and durable"}
+
+
+def _existing_letter(table: Any, given: Parameters) -> tuple[Any, Reply]:
+    shard, sequence = given.number("shard", 0, 0, table.shards - 1), given.number("sequence", 1, 1)
+    found = table.read(shard, sequence, 1)
+    letter = _letter(found[0].payload) if found and found[0].sequence == sequence else None
+    if letter is None:
+        raise NotFound(f"message {sequence} of shard {shard} is not a dead letter")
+    return found[0], letter
+
+
+# -- series
+
+
+def read_cardinality(table: Any, given: Parameters) -> Reply:
+    """Return how many series each metric has, and how many values each label."""
+    top = given.number("top", 50, 1, 500)
+    found = table.cardinality(top=top)
+    labels = sorted(found.labels.items(), key=lambda one: -one[1])
+    metrics = sorted(found.metrics.items(), key=lambda one: -one[1])
+    reply: Reply = {"series": found.series, "metrics": metrics, "labels": labels}
+    label = given.text("label", "")
+    if label:
+        values = table.label_values(label)
+        reply |= {"values": values[:top], "values_total": len(values)}
+    return reply
+
+
+# -- vectors
+
+
+def read_neighbours(table: Any, given: Parameters) -> Reply:
+    """Return the neighbours of a vector with a map of them among others, and how many an exact search also finds."""
+    k = given.number("k", 10, 1, NEIGHBOURS_MAX)
+    numbers = table.statistics()
+    about = {
+        "count": numbers.count, "dimensions": table.dimensions, "metric": table.metric, "trained": numbers.trained,
+        "lists": numbers.lists, "probes": numbers.probes, "recall": numbers.recall,
+        "recall_queries": numbers.recall_queries,
+    }  # fmt: skip
+    ids, vectors = _sampled(table)
+    if not ids:
+        return {"about": about, "hits": [], "map": [], "query": None}
+    like, query = _query(table, given, ids, vectors)
+    hits = table.search(query, k)
+    exact = [hit.id for hit in table.search(query, k, exact=True)]
+    points = _projected(table, ids, vectors, hits, query)
+    return {
+        "about": about,
+        "query": like,
+        "hits": [{"id": hit.id, "distance": hit.distance, "attributes": encoded(dict(hit.attributes))} for hit in hits],
+        "exact": exact,
+        "found": len({hit.id for hit in hits} & set(exact)),
+        "map": points,
+    }
+
+
+def _query(table: Any, given: Parameters, ids: list[str], vectors: Any) -> tuple[str | None, Any]:
+    text = given.text("vector", "")
+    if text:
+        try:
+            return None, np.asarray(msgspec.json.decode(text, type=list[float]), np.float32)
+        except msgspec.DecodeError as error:
+            raise Invalid(f"the vector is a JSON list of numbers ({error})") from None
+    like = given.text("like", "") or ids[0]
+    record = table.get(like)
+    if record is None:
+        raise NotFound(f"there is no vector {like}")
+    return like, np.asarray(record.vector, np.float32)
+
+
+def _sampled(table: Any) -> tuple[list[str], Any]:
+    """Return the first vectors of a table, up to MAP_MAX."""
+    ids: list[str] = []
+    parts: list[Any] = []
+    batches = table.scan_arrow()
+    for batch in batches:
+        rows = min(batch.num_rows, MAP_MAX - len(ids))
+        ids += batch.column("id").slice(0, rows).to_pylist()
+        column = batch.column("vector").slice(0, rows)
+        parts.append(np.asarray(column.flatten(), np.float32).reshape(rows, -1))
+        if len(ids) >= MAP_MAX:
+            break
+    return ids, np.concatenate(parts) if parts else np.zeros((0, 1), np.float32)
+
+
+def _projected(table: Any, ids: list[str], vectors: Any, hits: Any, query: Any) -> list[Reply]:
+    """Return a map: sampled vectors, neighbours and the query, on the two axes along which they differ most."""
+    known = set(ids)
+    extra = [(hit.id, record.vector) for hit in hits if hit.id not in known and (record := table.get(hit.id))]
+    if extra:
+        ids = [*ids, *(name for name, _ in extra)]
+        vectors = np.concatenate([vectors, np.asarray([one for _, one in extra], np.float32)])
+    every = np.concatenate([vectors, query.reshape(1, -1)]).astype(np.float64)
+    if table.metric == "cosine":
+        every /= np.maximum(np.linalg.norm(every, axis=1, keepdims=True), 1e-12)
+    every -= every.mean(axis=0)
+    _, axes = np.linalg.eigh(every.T @ every)
+    flat = every @ axes[:, ::-1][:, :2]
+    if flat.shape[1] < 2:
+        flat = np.concatenate([flat, np.zeros((len(flat), 1))], axis=1)
+    flat /= np.maximum(np.quantile(np.abs(flat), 0.98, axis=0), 1e-12)  # a few far ones stand at the edge
+    flat = np.clip(flat, -1.05, 1.05)
+    nearest = {hit.id: number for number, hit in enumerate(hits)}
+    rounded = np.round(flat, 4).tolist()
+    points: list[Reply] = [
+        {"id": name, "at": at, "rank": nearest.get(name)} for name, at in zip(ids, rounded, strict=False)
+    ]
+    return [*points, {"id": None, "at": rounded[-1], "rank": -1}]
+
+
+def check_recall(table: Any, given: Parameters) -> Reply:
+    """Search with the index and exactly; return what share of the neighbours the index found."""
+    k = given.number("k", 10, 1, NEIGHBOURS_MAX)
+    ids, vectors = _sampled(table)
+    if not ids:
+        raise NotFound("the table has no vectors yet")
+    step = max(1, len(ids) // RECALL_QUERIES)
+    found = wanted = 0
+    for query in vectors[::step][:RECALL_QUERIES]:
+        exact = {hit.id for hit in table.search(query, k, exact=True)}
+        found += len(exact & {hit.id for hit in table.search(query, k)})
+        wanted += len(exact)
+    return {"recall": found / wanted if wanted else 1.0, "queries": len(vectors[::step][:RECALL_QUERIES]), "k": k}
+
+
+# -- tables
+
+
+def describe(store: Any, table: Any, info: Any) -> Reply:
+    """Return what is known about a table: its columns, its numbers, its shards, its files by level."""
+    numbers = table.statistics()
+    names = getattr(numbers, "__struct_fields__", None) or numbers.__dataclass_fields__
+    plain = {name: getattr(numbers, name) for name in names}
+    levels: dict[int, Reply] = {}
+    try:
+        chunks = store.chunks(info.name)
+    except PenstockError:
+        chunks = []
+    for chunk in chunks:
+        level = levels.setdefault(chunk.level, {"level": chunk.level, "files": 0, "rows": 0, "bytes": 0})
+        level["files"] += 1
+        level["rows"] += chunk.rows
+        level["bytes"] += chunk.size_bytes
+    shards = [
+        {name: getattr(one, name) for name in one.__dataclass_fields__}
+        for one in store.statistics().partitions
+        if one.table == info.name
+    ]
+    value = getattr(table, "value_type", None)
+    return {
+        "name": info.name,
+        "kind": info.kind,
+        "shards": info.shards,
+        "columns": [{"name": field.name, "type": str(field.type)} for field in table.schema],
+        "value": value if isinstance(value, str) else None if value is None else type(value).__name__,
+        "numbers": {name: some for name, some in plain.items() if isinstance(some, (int, float, str, bool))},
+        "partitions": shards,
+        "levels": [levels[level] for level in sorted(levels)],
+    }

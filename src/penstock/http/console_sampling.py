@@ -1,0 +1,303 @@
+"""Samples of a store for the console's pages: taken once a second for all of them, and kept for a while.
+
+A sample has what the owner counts (statistics and metrics, two requests) and, every few seconds, the sizes of tables
+and the lag of consumers, which need a request for each table. Counts are sums since the store was made: a page
+subtracts two samples to get a rate, so a lost sample changes nothing.
+
+Thread: `Sampler.run` is a task of the event loop, and reads in a thread of the pool; `sample` and `history` are for the
+event loop.
+Invariants: (1) without pages nothing is read. (2) at most HISTORY samples are kept, and each page has at most one that
+it has not got: one that reads slowly misses samples and holds nothing up. (3) what a page gets is of tables that its
+rights name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from penstock.errors import PenstockError
+from penstock.host.clock import Clock
+from penstock.server.rights import READ, Rights
+
+log = logging.getLogger(__name__)
+EVERY_S = 1.0
+SIZES_EVERY = 4  # samples between two looks at the sizes of tables
+HISTORY = 900  # samples
+PAGES_MAX = 64  # that listen at the same time
+TABLES_MAX = 200  # whose sizes are read
+CONSUMERS_MAX = 200
+LAGS_MAX = 40  # consumers whose lag is also measured in seconds
+NEWEST = 120  # samples of the history that a new page gets all of; of older ones, one in STRIDE
+STRIDE = 6
+HISTORY_ROWS_MAX = 5_000  # tables and consumers in all samples that a new page gets: a few megabytes
+Sample: TypeAlias = dict[str, Any]
+_LINE = re.compile(r"penstock_(\w+)(?:\{(.*)\})? (\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
+
+
+def parse_metrics(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield (name without prefix, labels, value) of each line of Prometheus' text format."""
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if found is not None:
+            name, labels, value = found.groups()
+            pairs = {label: _unescaped(some) for label, some in _LABEL.findall(labels or "")}
+            yield name, pairs, float(value)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\.", lambda found: _ESCAPES.get(found[0], found[0]), text) if "\\" in text else text
+
+
+class StoreReader:
+    """Reads samples of a store. `read` blocks: call it in a thread, one at a time."""
+
+    def __init__(self, store: Any, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._count = 0
+        self._sizes: dict[str, Sample] = {}  # by table, of the last look
+        self._consumers: list[Sample] = []
+        self._streams: dict[tuple[str, str], Sample] = {}
+
+    def read(self) -> Sample:
+        """Return a sample; if the store does not answer, one that says so."""
+        now_us = self._clock.time_us()
+        try:
+            return self._read(now_us)
+        except PenstockError as failed:
+            return {"t": now_us / 1e6, "error": str(failed)}
+
+    def _read(self, now_us: int) -> Sample:
+        numbers = self._store.statistics()
+        infos = self._store.port.tables()
+        if self._count % SIZES_EVERY == 0 or {info.name for info in infos} != set(self._sizes):
+            self._look(infos, now_us)
+        self._count += 1
+        flows, by_table = _flows(parse_metrics(self._store.metrics.exposition()))
+        tables = [self._table(info, numbers.partitions, by_table.get(info.name, {})) for info in infos]
+        whole = {name: value for name, value in asdict(numbers).items() if name != "partitions"}
+        return {
+            "t": now_us / 1e6,
+            "store": whole,
+            "flows": flows,
+            "tables": tables,
+            "consumers": self._consumers,
+            "streams": list(self._streams.values()),
+            "troubles": [_fields(one) for one in self._store.troubles()[:100]],
+        }
+
+    def _table(self, info: Any, partitions: Any, flows: Sample) -> Sample:
+        parts = [one for one in partitions if one.table == info.name]
+        states = {one.state for one in parts}
+        return {
+            "name": info.name,
+            "kind": info.kind,
+            "shards": info.shards,
+            "state": next((one for one in ("paused", "frozen", "throttled") if one in states), "active"),
+            "behind": sum(one.enqueued_ops for one in parts),
+            "age_ms": max((one.backlog_age_ms for one in parts), default=0),
+            "error": next((one.error for one in parts if one.error), ""),
+            **self._sizes.get(info.name, {}),
+            **flows,
+        }
+
+    # -- what needs a request for each table
+
+    def _look(self, infos: list[Any], now_us: int) -> None:
+        sizes: dict[str, Sample] = {info.name: {} for info in infos}
+        consumers: list[Sample] = []
+        for info in infos[:TABLES_MAX]:
+            try:
+                table = self._store.table(info.name)
+                sizes[info.name] = _size(table.statistics())
+                if info.kind == "queue":
+                    room = CONSUMERS_MAX - len(consumers)
+                    consumers += [
+                        self._consumer(table, one, now_us, len(consumers)) for one in table.consumers()[:room]
+                    ]
+            except PenstockError as failed:
+                sizes[info.name] = {"error": str(failed)}
+        self._sizes, self._consumers = sizes, consumers
+        known = {(one["queue"], one["name"]) for one in consumers}
+        self._streams = {key: some for key, some in self._streams.items() if key in known}
+
+    def _consumer(self, table: Any, one: Any, now_us: int, number: int) -> Sample:
+        read = {
+            "queue": table.name,
+            "name": one.name,
+            "mode": one.mode,
+            "lag": one.lag,
+            "leased": one.leased,
+            "position": {str(shard): at for shard, at in one.position.items()},
+            "seen": None if one.last_seen_us is None else one.last_seen_us / 1e6,
+            "lag_s": None if number >= LAGS_MAX else _lag_s(table, one, now_us),
+        }
+        if one.mode == "streamed":
+            self._note_stream(read, now_us)
+        return read
+
+    def _note_stream(self, consumer: Sample, now_us: int) -> None:
+        """Count what a stream did since the first look at it: its position moves with each batch that it commits."""
+        at = sum(consumer["position"].values())
+        key = consumer["queue"], consumer["name"]
+        stream = self._streams.setdefault(
+            key,
+            {"queue": key[0], "name": key[1], "first": at, "at": at, "since": now_us / 1e6, "moves": 0, "moved": None},
+        )
+        if at != stream["at"]:
+            stream |= {"at": at, "moves": stream["moves"] + 1, "moved": now_us / 1e6}
+            self._streams[key] = stream
+
+
+def _lag_s(table: Any, one: Any, now_us: int) -> float | None:
+    """Return the age of the oldest message that a consumer has not acknowledged; 0 if there is none."""
+    if not one.lag:
+        return 0.0
+    oldest: list[int] = []
+    for shard, at in one.position.items():
+        try:
+            oldest += [message.time_us for message in table.read(shard, at, 1)]
+        except PenstockError:  # trimmed meanwhile
+            continue
+    return max(0.0, (now_us - min(oldest)) / 1e6) if oldest else None
+
+
+def _size(numbers: Any) -> Sample:
+    """Return rows and bytes of a table, from the statistics of its kind."""
+    rows = next(
+        getattr(numbers, name) for name in ("messages", "rows_max", "series", "count") if hasattr(numbers, name)
+    )
+    return {
+        "rows": int(rows),
+        "bytes": int(numbers.file_bytes if hasattr(numbers, "file_bytes") else numbers.bytes),
+        "memory": int(getattr(numbers, "memory_bytes", 0)),
+        "files": int(numbers.files),
+        "runs": int(getattr(numbers, "runs_max", 0)),
+    }
+
+
+# Metrics that a sample has as sums over their labels.
+_SUMS = {
+    "memtable_bytes", "frozen_memtables", "flush_pending", "compaction_running", "memtable_flushed_bytes_total",
+    "compacted_bytes_total", "memtable_flush_seconds_count", "memtable_flush_seconds_sum", "compaction_seconds_count",
+    "compaction_seconds_sum", "fsync_failures_total", "fsync_retries_total", "admission_retries_total",
+    "journal_segments",
+    "checkpoints_total", "scheduler_workers", "scheduler_workers_busy", "consensus_is_leader", "clock_ahead_seconds",
+    "level_bytes", "level_counts",
+}  # fmt: skip
+_WORST = {"tree_stall"}
+# Metrics that a sample has for each value of one label.
+_BY = {
+    "level_bytes": "level", "level_counts": "level", "admission_rejects_total": "limit",
+    "write_stage_seconds_sum": "stage", "write_stage_seconds_count": "stage", "groups_refused_total": "verdict",
+    "requests_total": "request",
+}  # fmt: skip
+_OF_TABLE = {"memtable_flushed_bytes_total": "flushed", "compacted_bytes_total": "compacted", "tree_stall": "stall"}
+
+
+def _flows(metrics: Iterator[tuple[str, dict[str, str], float]]) -> tuple[Sample, dict[str, Sample]]:
+    """Return the metrics of a sample, of the store and by table."""
+    flows: Sample = {"fsync": {}}
+    by_table: dict[str, Sample] = {}
+    for name, labels, value in metrics:
+        if name in _SUMS:
+            flows[name] = flows.get(name, 0.0) + value
+        if name in _WORST:
+            flows[name] = max(flows.get(name, 0.0), value)
+        if name in _BY:
+            group = flows.setdefault(f"{name}_by_{_BY[name]}", {})
+            group[labels.get(_BY[name], "")] = group.get(labels.get(_BY[name], ""), 0.0) + value
+        if name == "fsync_latency_seconds_bucket":
+            flows["fsync"][labels["le"]] = value
+        if name in _OF_TABLE and "table" in labels:
+            of = by_table.setdefault(labels["table"], {})
+            of[_OF_TABLE[name]] = of.get(_OF_TABLE[name], 0.0) + value
+    return flows, by_table
+
+
+def _fields(some: Any) -> Sample:
+    return {name: getattr(some, name) for name in some.__struct_fields__}
+
+
+def visible(sample: Sample, rights: Rights) -> Sample:
+    """Return what of a sample a client may see: the tables that it may read."""
+    if "error" in sample or rights.allows_everywhere(READ):
+        return sample
+    return {
+        **sample,
+        "tables": [one for one in sample["tables"] if rights.allows(READ, one["name"])],
+        "consumers": [one for one in sample["consumers"] if rights.allows(READ, one["queue"])],
+        "streams": [one for one in sample["streams"] if rights.allows(READ, one["queue"])],
+        "troubles": [one for one in sample["troubles"] if rights.allows(READ, one["table"])],
+    }
+
+
+class Sampler:
+    """Takes samples while pages listen, and hands each to all of them."""
+
+    def __init__(self, reader: StoreReader, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self._reader = reader
+        self._in_thread = in_thread
+        self.history: deque[Sample] = deque(maxlen=HISTORY)
+        self._pages: set[asyncio.Queue[Sample]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.stopping = False
+
+    @property
+    def pages(self) -> int:
+        return len(self._pages)
+
+    async def sample(self) -> Sample:
+        """Return the newest sample, taken now if nobody listens."""
+        if self._pages and self.history:
+            return self.history[-1]
+        return await self._take()
+
+    async def _take(self) -> Sample:
+        sample: Sample = await self._in_thread(self._reader.read)
+        if not self.history or sample["t"] > self.history[-1]["t"]:
+            self.history.append(sample)
+        return sample
+
+    def past(self) -> list[Sample]:
+        """Return the history for a new page: fewer samples the older they are, and the more each of them holds."""
+        every = list(self.history)
+        newest, older = every[-NEWEST:], every[:-NEWEST]
+        thinned = older[::STRIDE] + newest
+        rows = max((len(one.get("tables", ())) + len(one.get("consumers", ())) for one in newest), default=0)
+        return thinned[-max(2, HISTORY_ROWS_MAX // max(1, rows)) :]
+
+    @contextmanager
+    def listening(self) -> Iterator[asyncio.Queue[Sample]]:
+        """Yield a queue that gets each new sample."""
+        page: asyncio.Queue[Sample] = asyncio.Queue(1)
+        self._pages.add(page)
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._run())
+        try:
+            yield page
+        finally:
+            self._pages.discard(page)
+
+    async def _run(self) -> None:
+        """Take samples until nobody listens."""
+        while self._pages and not self.stopping:
+            try:
+                sample = await self._take()
+            except Exception:  # of the machinery, not of the store: pages show that nothing comes
+                log.exception("a sample for the console failed")
+                sample = {"t": 0.0, "error": "the console cannot read the store: see its log"}
+            for page in self._pages:
+                if page.full():
+                    page.get_nowait()
+                page.put_nowait(sample)
+            await asyncio.sleep(EVERY_S)

@@ -1,0 +1,120 @@
+"""Deletes objects of the archive that nothing names.
+
+An object is needed if a row of the manifest names it, if one of the runs that are kept does, or if a version that is
+being read holds its file. Only objects that this store uploaded are ever listed here, so inherited ones stay. If
+another store was made from this archive (`reattach`), nothing is deleted at all: that store reads the same objects.
+
+Thread: one at a time (`StoreArchive` takes turns, so that nothing is uploaded meanwhile).
+Invariant: an object is deleted only after it was unneeded for the grace period, and again when it is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from penstock.archive.objects import FILES, INDEX, LISTING, ObjectStore, parse_file_key
+from penstock.errors import Invalid
+from penstock.host.clock import Clock
+from penstock.lsm.maintenance import Maintenance
+from penstock.lsm.readers import ReaderLeases
+from penstock.manifest.manifest import Manifest
+from penstock.manifest.records import Local
+from penstock.manifest.tables import CHUNKS
+from penstock.store.archive_run import read_listing, run_numbers, run_prefix
+
+logger = logging.getLogger(__name__)
+
+HEIRS = "heirs"  # <uuid>/heirs/<uuid of a store that was made from this archive>
+
+
+class ObjectCollector:
+    """The objects that this store uploaded."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        maintenance: Maintenance,
+        readers: ReaderLeases,
+        *,
+        store: str,
+        clock: Clock,
+        grace_s: float,
+        runs_kept: int,
+    ) -> None:
+        self._manifest = manifest
+        self._maintenance = maintenance
+        self._readers = readers
+        self._store = store
+        self._clock = clock
+        self._grace_s = grace_s
+        self._runs_kept = runs_kept
+        self._unneeded_since_s: dict[str, float] = {}  # by key
+
+    def collect(self, objects: ObjectStore) -> int:
+        """Delete runs that are not kept, and objects that nothing needs; return the number of objects deleted."""
+        if self._readers.holders or any(True for _ in objects.listed(f"{self._store}/{HEIRS}")):
+            return 0
+        deleted = self._collect_runs(objects)
+        needed = self._needed(objects)
+        now_s, seen = self._clock.monotonic_s(), dict[str, float]()
+        for each in list(objects.listed(f"{self._store}/{FILES}")):
+            if each.key in needed:
+                continue
+            seen[each.key] = self._unneeded_since_s.get(each.key, now_s)
+        self._unneeded_since_s = seen
+        due = [key for key, since_s in seen.items() if now_s - since_s >= self._grace_s]
+        if due:
+            needed = self._needed(objects)  # again: a reader may have begun since
+        pinned = self._pinned()
+        for key in due:
+            if key not in needed and not _is_of(key, pinned):
+                objects.delete(key)
+                del self._unneeded_since_s[key]
+                deleted += 1
+        return deleted
+
+    def _collect_runs(self, objects: ObjectStore) -> int:
+        """Delete the runs that are not whole, and all whole ones but the newest."""
+        runs = run_numbers(objects, self._store)
+        kept = self._kept(runs)
+        deleted = 0
+        for number in runs:
+            if number in kept:
+                continue
+            prefix = run_prefix(self._store, number)
+            objects.delete(f"{prefix}/{LISTING}")  # first: without it the rest does not count
+            for each in list(objects.listed(prefix)):
+                objects.delete(each.key)
+                deleted += 1
+        return deleted
+
+    def _kept(self, runs: dict[int, bool]) -> list[int]:
+        return [number for number, whole in runs.items() if whole][-self._runs_kept :]
+
+    def _needed(self, objects: ObjectStore) -> set[str]:
+        needed = set(self._manifest.read(lambda view: list(_named(view))))
+        for number in self._kept(run_numbers(objects, self._store)):
+            needed.update(read_listing(objects, self._store, number).objects())
+        return needed
+
+    def _pinned(self) -> set[int]:
+        """Return the chunk ids that a version holds; no two tables have the same."""
+        return {chunk_id for tree, _ in self._maintenance.trees() for chunk_id in tree.pinned_ids()}
+
+
+def _named(view: object) -> Iterator[str]:
+    for _, row in CHUNKS.scan(view):  # type: ignore[arg-type]
+        if not isinstance(row.residency, Local):
+            yield row.residency.object
+            yield row.residency.object + INDEX
+
+
+def _is_of(key: str, pinned: set[int]) -> bool:
+    """Whether a key is of an sstable that a version holds."""
+    try:
+        name = parse_file_key(key).file_name
+    except Invalid:
+        return False
+    number = name.rpartition("/")[2].partition(".")[0]
+    return number.isdecimal() and int(number) in pinned

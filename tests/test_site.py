@@ -1,0 +1,86 @@
+"""The site: every page is in it, and the page of benchmarks is what its record gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import page
+from bench.charts import panels_of, ratio_bars
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def pages_in(nav: Any) -> Iterator[str]:
+    """The files that a navigation names."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages_in(entry)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    yaml = pytest.importorskip("yaml")
+    named = set(pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    there = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    decisions = {name for name in there if name.startswith("adr/0")}  # adr/README.md lists them
+    assert named == there - decisions
+
+
+def test_every_decision_is_in_its_list() -> None:
+    listed = (DOCS / "adr" / "README.md").read_text()
+    assert [path.name for path in (DOCS / "adr").glob("0*.md") if f"({path.name})" not in listed] == []
+
+
+def record_of(**more: Any) -> dict[str, Any]:
+    machine = {
+        "python": "3", "system": "Linux", "processor": "p", "cores": 2, "memory_gib": 1, "load": 0.5, "versions": {},
+    }  # fmt: skip
+    return {"title": "kv", "quick": False, "time": "2026-01-01 00:00", "machine": machine, **more}
+
+
+COMPARED = record_of(
+    rounds=3,
+    cases=[
+        {"name": "put", "unit": "/s", "peer_of": None},
+        {"name": "Peer A", "unit": "/s", "peer_of": "put"},
+        {"name": "Peer B", "unit": "/s", "peer_of": "put"},
+    ],
+    medians={"put": 900.0, "Peer A": 300.0, "Peer B": 1_000.0},
+    goals=[{"ours": "put", "ratio": 1.0, "gate": True, "peer": "", "measured": 0.9, "held": False}],
+)
+BY_ITSELF = record_of(
+    title="size",
+    numbers=[
+        {"name": "bytes a row", "value": 1.5, "unit": "B", "most": 2.0, "least": None, "gate": True, "held": True},
+        {"name": "rows a page", "value": 4.0, "unit": "", "most": None, "least": 5.0, "gate": False, "held": False},
+    ],
+)
+
+
+def test_the_page_says_first_where_a_peer_wins_and_why() -> None:
+    text = page.render([COMPARED, BY_ITSELF], {"kv": {"put": "it is slow"}})
+    losing = text.split("## All ratios", maxsplit=1)[0]
+    assert "| put | 900.0 /s | Peer B: 1.0 k/s | 0.90 | 1 (gate): **missed** | it is slow |" in losing
+    assert "rows a page" in losing
+    assert "bytes a row" not in losing
+    assert "| bytes a row | 1.50 B |  |  | at most 2 (gate) |" in text
+    assert "2 figures are gates, which must hold for a release; 1 do." in text
+
+
+def test_a_busy_machine_is_told() -> None:
+    busy = {**COMPARED, "machine": {**COMPARED["machine"], "load": 9.0}}
+    assert "the machine was busy (load 9.0)" in page.render([busy], {})
+    assert "busy" not in page.render([COMPARED], {})
+
+
+def test_charts_place_ours_on_the_side_of_the_winner() -> None:
+    bars = ratio_bars([("slow <&>", 0.5), ("fast", 20.0)])
+    assert bars.count("<rect") == 2
+    assert "slow &lt;&amp;&gt;" in bars
+    assert panels_of({"puts": {"ours": [(1, 1.0), (1_000, 2.0)]}}).count("<polyline") == 1
+    assert "30 min" in panels_of({"memory": {"": [(0, 1.0), (60, 2.0)]}}, over_time=True)

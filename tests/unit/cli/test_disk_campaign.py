@@ -1,0 +1,42 @@
+"""`penstock check --campaign`: a disk that keeps what it says passes, and one that does not is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import penstock as run
+
+from penstock.cli import disk_campaign
+from penstock.cli.disk_campaign import DiskTrialFailed
+from penstock.errors import Invalid
+
+Patch = pytest.MonkeyPatch
+
+
+def test_a_sound_disk_passes_and_nothing_is_left(tmp_path: Path) -> None:
+    counts = disk_campaign.run(tmp_path, 0)
+    assert counts["kills"] == 1
+    assert counts["batches"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_told_and_is_lost_is_noticed(tmp_path: Path, monkeypatch: Patch) -> None:
+    kill = disk_campaign._kill_once
+    monkeypatch.setattr(disk_campaign, "KILL_S_MAX", 0.1)
+    monkeypatch.setattr(disk_campaign, "_kill_once", lambda place: kill(place) + 1_000)
+    with pytest.raises(DiskTrialFailed, match="batches were acknowledged"):
+        disk_campaign.run(tmp_path, 0)
+    assert len(list(tmp_path.iterdir())) == 1  # kept, to be looked at
+
+
+def test_a_lock_that_does_not_lock_is_noticed(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(disk_campaign, "_second_owner", lambda place: 0)
+    with pytest.raises(DiskTrialFailed, match="does not keep a second process out"):
+        disk_campaign.run(tmp_path, 0)
+
+
+def test_a_folder_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="give one on the disk to try"):
+        disk_campaign.run(tmp_path / "absent", 0)
+    assert run("check", "--campaign", "penstock://127.0.0.1:1").code == 2

@@ -1,0 +1,419 @@
+"""The console's API over a real socket: who may see and do what, and that data come as they are."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import http.client
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from console_stores import SCRIPT, fill, letter, tokens
+
+import penstock
+from penstock.http import console, console_sampling
+from penstock.http.application import HttpSettings
+from penstock.http.console import ConsoleSettings, page_files
+from penstock.http.console_sampling import Sampler, parse_metrics
+from penstock.http.serving import serve_http
+from penstock.testing import FakeClock
+from penstock.testing.members import TOKEN, LocalCluster, await_true
+
+OURS = {"X-Penstock-Console": "1"}
+
+
+class Door:
+    """A client of the console."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def send(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request("GET" if body is None else "POST", path, data, given)
+            answer = connection.getresponse()
+            text, found = answer.read(), dict(answer.getheaders())
+        finally:
+            connection.close()
+        return answer.status, json.loads(text) if text[:1] == b"{" else text, found
+
+    def read(self, path: str, token: str = "admin") -> Any:
+        status, found, _ = self.send(f"/console/api/{path}", Authorization=f"Bearer {token}")
+        assert status == 200, found
+        return found["data"]
+
+    def status(self, path: str, token: str = "admin", body: Any = None, **headers: str) -> int:
+        return self.send(f"/console/api/{path}", body, Authorization=f"Bearer {token}", **headers)[0]
+
+    def act(self, name: str, token: str = "admin", **given: Any) -> tuple[int, Any]:
+        return self.send(f"/console/api/do/{name}", given, Authorization=f"Bearer {token}", **OURS)[:2]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with (
+        penstock.open(tmp_path_factory.mktemp("console") / "store") as owner,
+        penstock.connect(owner.path) as connected,
+    ):
+        fill(owner)
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def door(store: Any) -> Iterator[Door]:
+    settings = HttpSettings(rights_of=tokens().rights_of, loopback=True, console=ConsoleSettings(write=True))
+    with serve_http(store, settings) as port:
+        yield Door(port)
+
+
+# -- who may
+
+
+READS = ["hello", "sample", "table?table=users", "rows?table=users", "messages?table=events", "letters?table=dead",
+         "cardinality?table=metrics", "neighbours?table=docs", "jobs", "chunks?table=users", "members"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", READS)
+def test_reading_needs_a_token_that_the_server_knows(door: Door, path: str) -> None:
+    assert door.status(path) == 200
+    assert door.send(f"/console/api/{path}")[0] == 401
+    assert door.status(path, "wrong") == 401
+    assert door.status(path, "nothing") == 403
+    assert door.status(path, "reader") == 200
+    assert door.send("/console/events")[0] == 401
+
+
+def test_a_token_sees_its_tables_only(door: Door) -> None:
+    assert [one["name"] for one in door.read("hello", "part")["tables"]] == ["users"]
+    sample = door.read("sample", "part")
+    assert [one["name"] for one in sample["tables"]] == ["users"]
+    assert (sample["consumers"], sample["streams"]) == ([], [])
+    assert {one["queue"] for one in door.read("sample")["consumers"]} == {"events"}
+    for path in ("rows?table=blobs", "messages?table=events", "table?table=metrics", "rows?table=absent"):
+        assert door.status(path, "part") == 404
+    assert {one["table"] for one in door.read("jobs", "part")["jobs"]} == {"users"}
+
+
+def test_an_action_needs_write_the_right_and_our_header(door: Door, store: Any) -> None:
+    blobs = store.kv("blobs")
+    blobs.put(b"kept", b"1", durable=True)
+    key = b"kept".hex()
+    refused = [
+        door.send("/console/api/do/delete", {"table": "blobs", "key": key}, **OURS)[0],
+        door.act("delete", "wrong", table="blobs", key=key)[0],
+        door.act("delete", "reader", table="blobs", key=key)[0],
+        door.act("delete", "writer", table="blobs", key=key)[0],
+        door.act("compact", "writer", table="events")[0],
+        door.status("do/delete", "admin", {"table": "blobs", "key": key}),  # without the header
+        door.status("do/delete", "admin", {"table": "blobs", "key": key}, Origin="http://evil.example", **OURS),
+        door.status("do/delete", "admin", {"table": "blobs", "key": key}, Sec_Fetch_Site="cross-site", **OURS),
+        door.status("do/delete", "admin", {"table": "blobs", "key": key}, Sec_Fetch_Site="same-site", **OURS),
+        door.status("do/delete", "admin"),  # GET
+    ]
+    assert refused == [401, 401, 403, 403, 403, 403, 403, 403, 403, 405]
+    assert blobs.get(b"kept") == b"1"
+    assert door.act("delete", table="blobs", key=key)[0] == 200  # the control: with all of it, it is done
+    assert blobs.get(b"kept") is None
+
+
+def test_a_console_that_only_reads_changes_nothing(store: Any) -> None:
+    settings = HttpSettings(rights_of=tokens().rights_of, console=ConsoleSettings())
+    with serve_http(store, settings) as port:
+        door = Door(port)
+        status, found = door.act("delete", table="users", key=b"user-001".hex())
+        assert (status, "--write" in found["error"]) == (403, True)
+        assert door.read("hello")["write"] is False
+    assert store.kv("users", value="json").get(b"user-001") is not None
+
+
+def test_without_tokens_this_machine_reads(store: Any) -> None:
+    with serve_http(store, HttpSettings(console=ConsoleSettings())) as port:
+        door = Door(port)
+        assert door.send("/console/api/hello")[0] == 200
+        assert door.send("/console/api/hello", Host="evil.example")[0] == 403
+        assert door.send("/console/api/do/compact", {"table": "users"}, **OURS)[0] == 403
+    with serve_http(store, HttpSettings()) as port:
+        assert Door(port).send("/console/")[0] == 404
+
+
+def test_a_foreign_host_and_another_site_are_refused(door: Door) -> None:
+    for path in ("/console/", "/console/files/app.js", "/console/api/hello", "/console/events"):
+        for host in ("evil.example", f"evil.example:{door.port}", "127.0.0.1.evil.example"):
+            assert door.send(path, Host=host, Authorization="Bearer admin")[0] == 403
+    assert door.status("hello", Sec_Fetch_Site="cross-site") == 403
+    assert door.send("/console/events", Sec_Fetch_Site="same-site", Authorization="Bearer admin")[0] == 403
+    assert door.send("/console/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200  # a link
+    assert door.send("/console/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")[0] == 403
+
+
+def test_a_session_has_the_rights_of_its_token(door: Door) -> None:
+    wrong = door.send("/console/api/login", {"token": "wrong"}, **OURS)
+    assert (wrong[0], "set-cookie" in wrong[2]) == (401, False)
+    assert door.send("/console/api/login", {"token": "reader"})[0] == 403  # a form of another site has no header
+    assert door.send("/console/api/login", {"token": "reader"}, Origin="http://evil.example", **OURS)[0] == 403
+    status, _, headers = door.send("/console/api/login", {"token": "reader"}, **OURS)
+    cookie = headers["set-cookie"]
+    assert status == 200
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    session = cookie.partition(";")[0]
+    assert session.startswith(f"penstock-{door.port}=")
+    assert "reader" not in session
+    assert door.send("/console/api/hello", Cookie=session)[1]["data"]["client"] == "reader"
+    assert door.send("/prometheus/metrics/api/v1/query?query=cpu", Cookie=session)[0] == 200
+    done = door.send("/console/api/do/delete", {"table": "users", "key": "00"}, Cookie=session, **OURS)
+    assert (done[0], "right to write" in done[1]["error"]) == (403, True)
+    assert door.send("/console/api/logout", {}, Cookie=session, **OURS)[0] == 200
+    assert door.send("/console/api/hello", Cookie=session)[0] == 401
+    assert door.send("/console/api/hello", Cookie=f"penstock-{door.port}=made-up")[0] == 401
+
+
+# -- what is sent
+
+
+def test_the_page_is_whole_small_and_strict(door: Door) -> None:
+    files = page_files()
+    folder = Path(console.__file__).parent / "console_files"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 150_000
+    assert sum(len(body) for body, _ in files.values()) < 80_000  # as it is sent
+    for name in files:
+        status, body, headers = door.send(f"/console/files/{name}")
+        assert (status, headers["x-content-type-options"]) == (200, "nosniff")
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "*" not in policy
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if name not in ("uplot.js", "preact.js", "licences.txt"):
+            assert not re.search(rb"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function", text), name
+            assert b"dangerouslySet" not in text
+            assert not re.search(rb"https?://(?!www\.w3\.org/2000/svg)", text), name
+    assert door.send("/console/files/%2e%2e%2fconsole.py")[0] == 404
+    assert door.send("/console/files/absent.js")[0] == 404
+    assert door.send("/console")[0] == 307
+
+
+def test_the_vendored_libraries_are_those_of_npm(door: Door) -> None:
+    sums = {name: hashlib.sha256(gzip.decompress(body)).hexdigest()[:16] for name, (body, _) in page_files().items()}
+    assert sums["preact.js"] == "72284e8e9079c878"
+    assert sums["uplot.js"] == "19c8d4c6ad88929a"
+    licences = gzip.decompress(page_files()["licences.txt"][0]).decode()
+    assert all(name in licences for name in ("htm 3.1.1", "Preact", "uPlot 1.6.32", "Apache License", "MIT License"))
+
+
+def test_rows_come_as_they_are(door: Door) -> None:
+    found = door.read("rows?table=users&limit=200")
+    assert (len(found["rows"]), found["rows"][0]["key"]) == (200, SCRIPT.encode().hex())
+    more = door.read(f"rows?table=users&limit=200&after={found['next']}")
+    assert (len(more["rows"]), more["next"]) == (101, None)
+    keys = [bytes.fromhex(row["key"]) for row in found["rows"] + more["rows"]]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == 301
+    back = door.read("rows?table=users&limit=3&reverse=1")
+    assert [bytes.fromhex(row["key"]) for row in back["rows"]] == [b"user-299", b"user-298", b"user-297"]
+    back = door.read(f"rows?table=users&limit=3&reverse=1&after={back['next']}")
+    assert bytes.fromhex(back["rows"][0]["key"]) == b"user-296"
+    some = door.read(f"rows?table=users&prefix={b'user-29'.hex()}&contains=user+295")
+    assert ([bytes.fromhex(row["key"]) for row in some["rows"]], some["scanned"]) == ([b"user-295"], 10)
+    blob = door.read("row?table=blobs&key=00ff01")
+    assert (base64.b64decode(blob["value"]["data"]), blob["value"]["type"]) == (b"\xff\x00binary", "bytes")
+    listed = {bytes.fromhex(row["key"]): row["value"] for row in door.read("rows?table=blobs")["rows"]}
+    assert (listed[b"large"]["size"], len(base64.b64decode(listed[b"large"]["data"]))) == (9_000, 2_048)
+    assert len(base64.b64decode(door.read(f"row?table=blobs&key={b'large'.hex()}")["value"]["data"])) == 9_000
+    city = door.read(f"row?table=cities&key={'Zürich'.encode().hex()}")
+    assert base64.b64decode(city["value"]["data"]) == b"443000"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("rows", 400), ("rows?table=events", 400), ("rows?table=users&limit=0", 400), ("rows?table=users&limit=x", 400),
+        ("rows?table=users&prefix=zz", 400), ("row?table=users&key=00", 404), ("row?table=cities&key=ff", 400),
+        ("messages?table=events&shard=1", 400), ("messages?table=events&from=-1", 400),
+        ("message?table=events&sequence=99999", 404), ("neighbours?table=docs&k=0", 400),
+        ("neighbours?table=docs&like=absent", 404), ("neighbours?table=docs&vector=[1", 400),
+        ("neighbours?table=docs&vector=[1,2]", 400), ("chunks?table=absent", 404), ("no_such_name", 404),
+    ],
+)  # fmt: skip
+def test_wrong_requests_are_refused_in_one_line(door: Door, path: str, status: int) -> None:
+    got, found, _ = door.send(f"/console/api/{path}", Authorization="Bearer admin")
+    assert (got, "\n" in found["error"]) == (status, False)
+
+
+@pytest.mark.parametrize("body", [[], "x", {"table": 1, "key": ""}, {"table": "blobs", "key": True}, {"table": None}])
+def test_wrong_bodies_are_refused(door: Door, body: Any) -> None:
+    assert door.status("do/delete", "admin", body, **OURS) == 400
+
+
+@pytest.mark.parametrize("token", [5, None, True, [], {}, "\0", "x" * 2_000_000])
+def test_wrong_tokens_are_refused(door: Door, token: Any) -> None:
+    assert door.send("/console/api/login", {"token": token}, **OURS)[0] in (400, 401, 413)
+    assert door.send("/console/api/login", {"tokens": token}, **OURS)[0] in (400, 413)
+
+
+def test_pages_are_bounded_and_a_closed_one_makes_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "PAGES_MAX", 3)
+
+    def opened() -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
+        connection.request("GET", "/console/events", headers={"Authorization": "Bearer admin"})
+        pages.append(connection)
+        answer = connection.getresponse()
+        statuses.append(answer.status)
+        if answer.status == 200:
+            answer.readline()
+        return connection
+
+    pages: list[http.client.HTTPConnection] = []
+    statuses: list[int] = []
+    for _ in range(5):
+        opened()
+    assert statuses == [200, 200, 200, 503, 503]
+    for page in pages:
+        page.close()
+    for _ in range(200):
+        opened().close()
+        if statuses[-1] == 200:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("closed pages still count")
+
+
+def test_messages_and_cardinality_and_neighbours(door: Door, store: Any) -> None:
+    found = door.read("messages?table=events&from=1&limit=200")
+    assert (len(found["rows"]), found["first"], found["next"]) == (121, 1, None)
+    assert bytes.fromhex(found["rows"][-1]["key"]) == SCRIPT.encode()
+    assert [row["sequence"] for row in door.read("messages?table=events&contains=order%22:+7}")["rows"]] == []
+    some = door.read("messages?table=events&from=1&contains=%22order%22:+77}")["rows"]
+    assert [row["sequence"] for row in some] == [78]
+    cardinality = door.read("cardinality?table=metrics&label=host")
+    assert (cardinality["series"], cardinality["metrics"]) == (3, [["cpu", 3]])
+    assert SCRIPT in cardinality["values"]
+    near = door.read("neighbours?table=docs&like=doc-7&k=5")
+    wanted = [hit.id for hit in store.vector("docs", dimensions=8).search(store.table("docs").get("doc-7").vector, 5)]
+    assert [hit["id"] for hit in near["hits"]] == wanted
+    assert (near["found"], len(near["map"]), near["map"][-1]["rank"]) == (5, 61, -1)
+    assert door.read("recall?table=docs&k=3")["recall"] == 1.0
+    described = door.read("table?table=users")
+    assert (described["kind"], sum(level["rows"] for level in described["levels"])) == ("kv", 301)
+
+
+def test_a_dead_letter_is_put_back_once(door: Door, store: Any) -> None:
+    events = store.queue("events")
+    letters = door.read("letters?table=dead")["letters"]
+    assert (len(letters), {one["source"] for one in letters}) == (5, {"events"})
+    assert door.read("letters?table=events")["letters"] == []
+    before = events.statistics().messages
+    number = letters[0]["sequence"]
+    assert door.act("put_back", "reader", table="dead", shard=0, sequence=number)[0] == 403
+    assert door.act("put_back", "part", table="dead", shard=0, sequence=number)[0] == 404
+    assert door.act("put_back", table="events", shard=0, sequence=1)[0] == 404  # not a dead letter
+    assert events.statistics().messages == before
+    done = [door.act("put_back", "writer", table="dead", shard=0, sequence=number)[1]["data"]["done"] for _ in range(2)]
+    assert ["before" in one for one in done] == [False, True]
+    assert events.statistics().messages == before + 1
+    sent = events.read(0, before + 1, 1)[0].payload
+    assert sent == base64.b64decode(letters[0]["payload"]["data"]) == json.loads(letter(number - 1))["payload"].encode()
+
+
+def test_events_have_the_history_and_then_each_sample(door: Door) -> None:
+    def listen(count: int) -> list[tuple[str, Any]]:
+        connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
+        connection.request("GET", "/console/events", headers={"Authorization": "Bearer admin"})
+        answer, found = connection.getresponse(), list[tuple[str, Any]]()
+        assert answer.getheader("content-type", "").startswith("text/event-stream")
+        while len(found) < count:
+            name, data, _ = answer.readline(), answer.readline(), answer.readline()
+            found.append((name.decode().strip().removeprefix("event: "), json.loads(data.removeprefix(b"data: "))))
+        connection.close()
+        return found
+
+    pages: list[list[tuple[str, Any]]] = []
+    threads = [threading.Thread(target=lambda: pages.append(listen(3))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [[name for name, _ in page] for page in pages] == [["history", "sample", "sample"]] * 3
+    times = [data["t"] for name, data in pages[0] if name == "sample"]
+    assert times == sorted(set(times))
+    samples = {data["t"] for page in pages for name, data in page if name == "sample"}
+    assert len(samples) <= 4  # taken once for all pages, not once for each
+    last = pages[0][-1][1]
+    assert {one["name"]: one["rows"] for one in last["tables"]}["events"] >= 121
+    assert last["flows"]["write_stage_seconds_count_by_stage"]["journal"] > 0
+
+
+def test_the_history_of_a_new_page_is_bounded() -> None:
+    def sampled(tables: int) -> list[dict[str, Any]]:
+        sampler = Sampler(None, None)  # type: ignore[arg-type]
+        one: dict[str, Any] = {"tables": [{}] * tables, "consumers": []}
+        sampler.history.extend({"t": float(second), **one} for second in range(2_000))
+        return sampler.past()
+
+    few, many = sampled(3), sampled(1_000)
+    assert len(few) == 120 + (900 - 120) // 6
+    assert [one["t"] for one in few] == sorted(one["t"] for one in few)
+    assert few[-1]["t"] == many[-1]["t"] == 1_999.0
+    assert len(many) == 5
+
+
+def test_members_of_a_cluster_are_listed(tmp_path: Path) -> None:
+    from penstock.cli.cluster import member_roles
+
+    with LocalCluster(tmp_path, serve=True) as cluster:
+        served = cluster.served
+
+        def write_file() -> None:
+            lines = [f'cluster = "{cluster.cluster.hex()}"\n']
+            for name, (host, port) in served.items():
+                lines.append(f'[members.{name}]\nclients = "{host}:{port}"\nmembers = "{host}:1"\n')
+            (tmp_path / "cluster.toml").write_text("".join(lines))
+
+        def roles() -> dict[str, str]:
+            return {one["name"]: one["role"] for one in at.read("members")["members"]}
+
+        write_file()
+        leader = cluster.leader()
+        console_settings = ConsoleSettings(members=member_roles(tmp_path, TOKEN))
+        settings = HttpSettings(rights_of=tokens().rights_of, console=console_settings)
+        with cluster.connect() as connected, serve_http(connected, settings) as port:
+            at = Door(port)
+            assert at.read("hello")["cluster"] is True
+            found = at.read("members")["members"]
+            assert [(one["name"], one["address"]) for one in found] == [
+                (name, f"{host}:{port}") for name, (host, port) in served.items()
+            ]
+            await_true(lambda: sorted(roles().values()) == ["follows", "follows", "leads"], "three members")
+            leader = cluster.leader()
+            gone = next(name for name in served if name != leader)
+            cluster.stop(gone)
+            assert roles()[gone] == "away"
+            served[gone] = served[leader]  # a member that was replaced: its file has another address
+            write_file()
+            await_true(lambda: roles()[gone] != "away", "the new address is asked")
+            sample = at.read("sample")
+            assert sample["flows"]["consensus_is_leader"] in {0, 1}
+
+
+def test_a_store_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away:
+        def statistics(self) -> None:
+            raise penstock.errors.WaitExpired("the owner did not answer")
+
+    clock = FakeClock()
+    sample = console_sampling.StoreReader(Away(), clock).read()
+    assert sample["error"] == "the owner did not answer"
+
+
+def test_labels_of_metrics_are_read_back() -> None:
+    text = '# HELP x y\npenstock_a_total{table="a\\"b\\\\c\\nd",shard="0"} 3.5\npenstock_b 1e-05\nnot a line\n'
+    assert list(parse_metrics(text)) == [("a_total", {"table": 'a"b\\c\nd', "shard": "0"}, 3.5), ("b", {}, 1e-05)]

@@ -1,0 +1,235 @@
+"""Limits count from admission: what was admitted and waits for its record is held against a shard like its backlog."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from interrupts import every_point, where
+from store_model import SETTINGS, open_simulated
+
+import penstock
+from penstock.errors import Backpressure
+from penstock.kv.machine import KvMachine
+from penstock.partition.admission import DispatcherSettings, PartitionAdmission, Reservation
+from penstock.store.store import Store
+from penstock.testing import FakeClock, SimulatedDisk
+
+LIMITS = DispatcherSettings(partition_operations_max=5, attempts_max=1_000, backoff_s=1e9)
+
+
+@pytest.fixture(autouse=True)
+def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = KvMachine.apply
+
+    def failing(machine: KvMachine, entry: Any) -> None:
+        if machine._descriptor.name == "bad":
+            raise OSError("the disk fails")
+        apply(machine, entry)
+
+    monkeypatch.setattr(KvMachine, "apply", failing)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def opened(clock: FakeClock, limits: DispatcherSettings) -> Store:
+    store = open_simulated(SimulatedDisk(), clock, replace(SETTINGS, dispatcher=limits))
+    store.kv("bad").put(b"first", bytes(300), durable=True)
+    return store
+
+
+def admitted(write: Callable[[int], object]) -> tuple[int, Backpressure]:
+    """How many writes were admitted, none of which is flushed, and the refusal of the next."""
+    for number in range(1_000):
+        try:
+            write(number)
+        except Backpressure as error:
+            return number, error
+    return 1_000, Backpressure("none was refused")
+
+
+def test_plain_puts_count_before_they_are_flushed(clock: FakeClock) -> None:
+    with opened(clock, LIMITS) as store:
+        bad = store.kv("bad")
+        number, error = admitted(lambda number: bad.put(b"%d" % number, b""))
+        assert number == 4  # with the one that waits
+        assert (error.table, error.shard, error.limit, error.maximum) == ("bad", 0, "partition_operations_max", 5)
+        assert error.partition == bad._partitions[0]
+        assert error.value == 5
+        assert error.retry_after_s > 0
+        (found,) = [one for one in store.statistics().partitions if one.table == "bad"]
+        assert found.enqueued_ops == 5
+        store.kv("good").put(b"k", b"", durable=True)  # flushes them: they are one record
+        (found,) = [one for one in store.statistics().partitions if one.table == "bad"]
+        assert found.enqueued_ops == 2
+        assert admitted(lambda number: bad.put(b"%d" % number, b""))[0] == 3
+
+
+def test_without_reservations_all_would_be_admitted(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PartitionAdmission, "_reserve", lambda self, partition, size: Reservation(size, 0.0))
+    with opened(clock, LIMITS) as store:
+        assert admitted(lambda number: store.kv("bad").put(b"%d" % number, b""))[0] == 1_000
+
+
+def test_many_threads_together_do_not_pass_the_limit(clock: FakeClock) -> None:
+    with opened(clock, replace(LIMITS, partition_operations_max=20)) as store:
+        bad, passed, barrier = store.kv("bad"), list[int](), threading.Barrier(8)
+
+        def write(thread: int) -> None:
+            barrier.wait(30)
+            for number in range(10):
+                try:
+                    bad.put(b"%d %d" % (thread, number), b"")
+                    passed.append(number)
+                except Backpressure:
+                    return
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(passed) == 19
+
+
+def test_small_writes_pass_where_a_large_one_does_not_fit(clock: FakeClock) -> None:
+    with opened(clock, replace(LIMITS, partition_operations_max=1_000, partition_bytes_max=2_000)) as store:
+        bad = store.kv("bad")
+        with pytest.raises(Backpressure, match="more") as caught:
+            bad.put(b"large", bytes(1_900))
+        assert caught.value.limit == "partition_bytes_max"
+        assert 0 < caught.value.value < caught.value.maximum == 2_000
+        number, error = admitted(lambda number: bad.put(b"%d" % number, bytes(10)))
+        assert number > 2
+        assert error.limit == "partition_bytes_max"
+        store.kv("good").put(b"large", bytes(10_000), durable=True)  # a shard that keeps up takes any
+
+
+def test_age_counts_from_admission(clock: FakeClock) -> None:
+    with opened(clock, replace(LIMITS, partition_age_s_max=30.0)) as store:
+        bad = store.kv("bad")
+        bad.put(b"1", b"")
+        clock.advance(31)
+        _, error = admitted(lambda number: bad.put(b"2", b""))
+        assert (error.limit, error.maximum) == ("partition_age_s_max", 30.0)
+        assert error.value >= 31
+
+
+def test_a_write_that_fails_is_not_counted(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(clock, LIMITS) as store:
+        bad = store.kv("bad")
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store._port, "_write_into", interrupted)
+            for _ in range(20):
+                with pytest.raises(KeyboardInterrupt):
+                    bad.put(b"k", b"")
+        assert admitted(lambda number: bad.put(b"%d" % number, b""))[0] == 4
+
+
+def test_a_reservation_that_an_interrupt_left_ends_by_itself(clock: FakeClock) -> None:
+    with opened(clock, LIMITS) as store:
+        bad = store.kv("bad")
+        partition = store._dispatcher.partition(bad._partitions[0])
+        for _ in range(4):
+            store._dispatcher.admit(partition)
+        assert admitted(lambda number: bad.put(b"k", b""))[0] == 0
+        clock.advance(61)
+        assert admitted(lambda number: bad.put(b"%d" % number, b""))[0] == 4
+
+
+def test_a_write_that_is_long_under_way_holds_back_no_other(clock: FakeClock) -> None:
+    """Reservations end in the order of their records: one without a record does not keep those that came later."""
+    with opened(clock, replace(LIMITS, partition_operations_max=1_000)) as store:
+        bad = store.kv("bad")
+        partition = store._dispatcher.partition(bad._partitions[0])
+        waiting = store._dispatcher.admit(partition, size=7)  # a conditional write may wait for half a minute
+        for number in range(50):
+            bad.put(b"%d" % number, b"", durable=number % 10 == 9)
+        assert store._dispatcher.admission.operations(partition) == 1 + 5 + 1
+        assert list(partition.admitted) == [waiting]
+        assert partition.admitted_bytes == 7
+        waiting.epoch = 0
+        assert store._dispatcher.admission.operations(partition) == 6
+        assert partition.admitted_bytes == 0
+
+
+def test_bytes_are_those_of_the_reservations_after_every_interrupt(clock: FakeClock) -> None:
+    with opened(clock, replace(LIMITS, partition_operations_max=100_000)) as store:
+        bad = store.kv("bad")
+        partition = store._dispatcher.partition(bad._partitions[0])
+        kept = store._dispatcher.admit(partition, size=7)  # so that nothing begins anew
+
+        def write() -> None:
+            bad.put(b"k", bytes(50))
+            store._dispatcher.admission.release(partition)
+
+        for point in every_point(write):
+            if point % 16 == 0:
+                store.flush()
+            assert partition.admitted_bytes == sum(one.size for one in partition.admitted), where[-1]
+            for left in partition.admitted:  # by the interrupt, or else each would make the next write longer
+                left.epoch = 0 if left.epoch is None and left is not kept else left.epoch
+        clock.advance(61)
+        store.flush()
+        assert store._dispatcher.admission.bytes(partition) == partition.waiting_bytes
+        assert kept not in partition.admitted
+
+
+def test_batches_count_too_and_are_refused_whole(clock: FakeClock) -> None:
+    with opened(clock, LIMITS) as store:
+        bad, good = store.kv("bad"), store.kv("good")
+        admitted(lambda number: bad.put(b"%d" % number, b""))
+        with pytest.raises(Backpressure, match="shard 0 of bad"), store.batch() as batch:
+            batch.kv("good").put(b"k", b"v")
+            batch.kv("bad").put(b"k", b"v")
+        assert good.get(b"k") is None
+
+
+def test_a_signal_holds_back_plain_puts(clock: FakeClock) -> None:
+    held = [False]
+
+    def signal(table: str, shard: int) -> str | None:
+        return "the night shift" if held[0] and table == "held" else None
+
+    with opened(clock, replace(LIMITS, signal=signal)) as store:
+        table, other = store.kv("held"), store.kv("other")
+        table.put(b"k", b"1")
+        held[0] = True
+        with pytest.raises(Backpressure, match="night shift") as caught:
+            table.put(b"k", b"2")
+        assert (caught.value.table, caught.value.limit) == ("held", "signal")
+        other.put(b"k", b"1")
+        held[0] = False
+        table.put(b"k", b"3", durable=True)
+        assert table.get(b"k") == b"3"
+
+
+@pytest.fixture
+def served(path: Path) -> Iterator[tuple[Any, Any]]:
+    limits = replace(LIMITS, workers=2, backoff_s=60.0)
+    settings = penstock.StoreSettings(dispatcher=limits)
+    with penstock.open(str(path), settings=settings) as store, penstock.connect(str(path)) as client:
+        store.kv("bad").put(b"first", b"", durable=True)
+        yield store, client
+
+
+def test_clients_get_the_fields(served: tuple[Any, Any]) -> None:
+    store, client = served
+    admitted(lambda number: store.kv("bad").put(b"%d" % number, b"", durable=True))
+    with pytest.raises(Backpressure) as caught, client.batch() as batch:
+        batch.kv("bad").put(b"k", b"")
+    error = caught.value
+    assert (error.table, error.shard, error.limit, error.maximum) == ("bad", 0, "partition_operations_max", 5)
+    assert error.value >= 5
+    assert error.retry_after_s > 0

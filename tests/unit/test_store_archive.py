@@ -1,0 +1,789 @@
+"""A store and its archive: archive, evict, read, rehydrate, reattach, collect; and damaged or foreign objects."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.archive.object_urls import open_objects
+from penstock.archive.objects import NetworkFailure, ObjectStore
+from penstock.errors import (
+    ArchiveUnavailable,
+    Closed,
+    CorruptionError,
+    Invalid,
+    NotFound,
+    PenstockError,
+    ReadOnly,
+)
+from penstock.host.os_files import OsFileSystem
+from penstock.lsm.file_pieces import FilePiece
+from penstock.lsm.snapshot import Snapshot
+from penstock.store.object_collection import HEIRS
+from penstock.testing import FakeClock
+
+ROWS = 300
+
+
+def value(key: int) -> bytes:
+    return random.Random(key).randbytes(200)
+
+
+class Place:
+    """A store, its archive, and what must be read from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "store")
+        self.url = f"file://{folder}/archive"
+        self.objects: ObjectStore = open_objects(self.url, OsFileSystem())
+        self.rows: dict[bytes, bytes] = {}
+
+    def open(self, path: str | None = None, *, clock: Any = None, archive: str | None = "", **settings: Any) -> Any:
+        chosen = penstock.StoreSettings(
+            background=False, serve=False, archive=penstock.ArchiveSettings(**{"grace_s": 0.0, **settings})
+        )
+        url = self.url if archive == "" else archive
+        return penstock.open(path or self.path, settings=chosen, archive=url, clock=clock)
+
+    def fill(self, store: Any, start: int = 0, count: int = ROWS) -> None:
+        """Write rows and bring them into files."""
+        some = {b"%06d" % key: value(key) for key in range(start, start + count)}
+        store.kv("users").put_many(list(some.items()))
+        self.rows |= some
+        store.queue("events").put(b"event %d" % start, durable=True)
+        store.compact("users")
+
+    def files(self, suffix: str = ".sst") -> list[str]:
+        return sorted(path.name for path in Path(self.path, "tables").rglob(f"*{suffix}"))
+
+    def objects_there(self) -> list[str]:
+        return sorted(each.key for name in self.objects.folders() for each in self.objects.listed(name))
+
+    def files_keys(self) -> list[str]:
+        return [key for key in self.objects_there() if "/files/" in key]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def states(store: Any) -> list[str]:
+    return [chunk.residency for chunk in store.chunks("users")]
+
+
+def read(store: Any) -> dict[bytes, bytes]:
+    return dict(store.kv("users").scan())
+
+
+# -- the way there and back
+
+
+def test_archived_evicted_read_reopened_and_rehydrated(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        assert states(store) == ["local"]
+        report = store.archive()
+        assert report.number == 1
+        assert states(store) == ["archived"]
+        assert store.evict("users").files == 1
+        assert states(store) == ["evicted"]
+        assert place.files() == []
+        assert place.files(".idx") != []
+        assert read(store) == place.rows
+        assert store.check().ok
+        assert store.check().orphans == []
+    with place.open(archive=None) as store:  # it remembers its archive
+        assert store.archive_url == place.url
+        assert read(store) == place.rows
+        assert store.rehydrate("users") > 0
+        assert states(store) == ["archived"]
+        assert place.files() != []
+        assert store.verify_archive().damage == []
+        assert read(store) == place.rows
+
+
+def test_nothing_is_uploaded_twice(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        first = store.archive()
+        again = store.archive()
+        assert again.bytes_uploaded < first.bytes_uploaded
+        keys = place.files_keys()
+        place.fill(store, ROWS)
+        store.archive()
+        assert set(keys) <= set(place.files_keys())
+
+
+def test_a_compaction_and_a_kept_snapshot_fetch_what_they_need(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+        place.fill(store, ROWS)  # compacts: merges the evicted file
+        assert states(store) == ["local"]
+        assert read(store) == place.rows
+        store.archive()
+        store.evict()
+        store.keep_snapshot("users")
+        for file in Path(place.path, "tables").rglob("*.sst"):
+            if "snapshot" not in str(file):
+                file.unlink()
+        store.repair("users")
+        assert read(store) == place.rows
+        assert states(store) == ["local"]
+        store.archive()
+        store.evict()
+        assert read(store) == place.rows
+
+
+def test_what_a_snapshot_or_a_backup_needs_is_not_evicted(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        with store.snapshot() as snapshot:
+            assert (store.evict().files, store.evict().kept) == (0, 1)
+            assert dict(snapshot.kv("users").scan()) == place.rows
+        with store.readers.holding(OsFileSystem()):
+            assert store.evict().files == 0
+        assert store.evict().files == 1
+
+
+def test_the_ledger_and_files_with_range_deletes_stay(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.kv("users").delete_range(b"000000", b"000010", durable=True)
+        for key in range(10):
+            del place.rows[b"%06d" % key]
+        snapshot = store.snapshot()  # keeps the compaction from dropping the range delete
+        store._maintenance.flush(next(t for t, c in store._maintenance.trees() if c.db_id == 2))
+        snapshot.close()
+        store.archive()
+        store.evict()
+        assert sorted(states(store)) == ["archived", "evicted"]
+        assert read(store) == place.rows
+
+
+def test_policies_evict_by_age_and_by_size(place: Place) -> None:
+    clock = FakeClock()
+    with place.open(clock=clock, interval_s=None) as store:
+        place.fill(store)
+        store.alter("users", archive=penstock.ArchivePolicy(evict_after_ms=100_000))
+        store.archive()
+        store._archive.check_due()
+        assert states(store) == ["archived"]
+        clock.advance(101)
+        store._archive.check_due()
+        assert states(store) == ["evicted"]
+        store.alter("users", archive=None)
+    with place.open(clock=clock, policy=penstock.ArchivePolicy(local_bytes_max=1 << 30), interval_s=None) as store:
+        store.rehydrate()
+        store._archive.check_due()
+        assert states(store) == ["archived"]
+    with place.open(clock=clock, policy=penstock.ArchivePolicy(local_bytes_max=0), interval_s=None) as store:
+        store._archive.check_due()
+        assert states(store) == ["evicted"]
+        assert read(store) == place.rows
+
+
+def test_a_run_is_due_after_its_interval_and_is_a_durable_job(place: Place) -> None:
+    clock = FakeClock()
+    with place.open(clock=clock, interval_s=60.0) as store:
+        place.fill(store)
+        store._archive.check_due()
+        assert store._jobs.acquire("w", (4,)) is None
+        clock.advance(61)
+        store._archive.check_due()
+        store._archive.check_due()
+        lease = store._jobs.acquire("w", (4,))
+        assert lease is not None
+        assert store._jobs.acquire("w", (4,)) is None
+    with place.open(clock=clock) as store:  # the worker vanished: a repair runs, and the gate opens
+        assert store.archive().number > 0
+        assert states(store) == ["archived"]
+
+
+def test_the_cache_is_bounded_and_files_are_read_again(place: Place) -> None:
+    with place.open(cache_bytes_max=1) as store:
+        for start in range(0, 3 * ROWS, ROWS):
+            store.kv(f"t{start}").put_many(
+                [(b"%06d" % key, value(key)) for key in range(start, start + ROWS)], durable=True
+            )
+            store.compact(f"t{start}")
+        store.archive()
+        assert store.evict().files == 3
+        for _ in range(2):
+            for start in range(0, 3 * ROWS, ROWS):
+                assert len(dict(store.kv(f"t{start}").scan())) == ROWS
+                assert len(list(Path(place.path, "cache").iterdir())) == 1
+            store._archive.release_removed()
+
+
+# -- backups
+
+
+def test_a_backup_of_evicted_files_is_whole_and_its_copy_deletes_nothing(place: Place, tmp_path: Path) -> None:
+    target, copy = str(tmp_path / "backups"), str(tmp_path / "copy")
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+        store.backup(target)
+        assert store.backup(target).files_copied < 8
+        inherited = place.files_keys()
+    assert penstock.check_backup(target) == []
+    penstock.restore(target, copy)
+    shutil.rmtree(place.path)
+    with place.open(copy) as store:
+        assert read(store) == place.rows
+        assert states(store) == ["evicted"]
+        store.rehydrate()
+        assert states(store) == ["archived"]
+        assert store.evict().files == 0  # the objects are another store's, which may delete them
+        store.archive()  # uploads them as its own
+        assert store.evict().files == 1
+        assert len(place.objects.folders()) == 2
+        store.drop("users")
+        store._dropped.remove()
+        for _ in range(3):
+            store.archive()
+            store.collect_archive()
+        assert set(inherited) <= set(place.files_keys())
+
+
+def test_a_salvage_fetches_evicted_files_and_writes_nothing_to_the_archive(place: Place, tmp_path: Path) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+    before = place.objects_there()
+    report = penstock.salvage(place.path, str(tmp_path / "rescued"))
+    assert (report.rows["users"], report.damage, report.lost) == (ROWS, [], [])
+    assert place.objects_there() == before
+    key = next(key for key in before if ".sst-" in key and not key.endswith(".idx") and "/tables/2/" in key)
+    place.objects.delete(key)
+    report = penstock.salvage(place.path, str(tmp_path / "less"))
+    assert report.rows["users"] == 0
+    assert any(key in lost for lost in (*report.lost, *(one.path for one in report.damage)))
+
+
+# -- reattaching
+
+
+def test_a_lost_disk_is_reattached_with_everything_up_to_the_run(place: Place, tmp_path: Path) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.kv("users").put(b"late", b"in no file yet", durable=True)
+        place.rows[b"late"] = b"in no file yet"
+        uuid, lsn = store.uuid, store.archive().lsn
+        store.kv("users").put(b"after", b"the run", durable=True)
+    shutil.rmtree(place.path)
+    report = penstock.reattach(place.url, place.path)
+    assert (report.store, report.lsn) == (uuid.hex(), lsn)
+    assert report.evicted == 1
+    before = place.objects_there()
+    with place.open(archive=None) as store:
+        assert store.uuid != uuid
+        assert place.files() == []
+        assert read(store) == place.rows
+        assert [message.payload for message in store.queue("events").read()] == [b"event 0"]
+        place.fill(store, ROWS)
+        store.archive()
+        store.collect_archive()
+        assert set(before) <= set(place.objects_there())
+        assert read(store) == place.rows
+    penstock.reattach(place.url, str(tmp_path / "twice"), store=store.uuid.hex())
+    with place.open(str(tmp_path / "twice"), archive=None) as twice:
+        assert read(twice) == place.rows
+
+
+def test_a_store_whose_archive_was_reattached_deletes_nothing(place: Place, tmp_path: Path) -> None:
+    with place.open(runs_kept=1) as store:
+        place.fill(store)
+        store.archive()
+        penstock.reattach(place.url, str(tmp_path / "heir"))
+        assert [key for key in place.objects_there() if f"/{HEIRS}/" in key] != []
+        before = place.files_keys()
+        place.fill(store, ROWS)
+        store.archive()
+        assert store.collect_archive() == 0
+        assert set(before) <= set(place.files_keys())
+    with place.open(str(tmp_path / "heir"), archive=None) as heir:
+        assert len(read(heir)) == ROWS
+
+
+def test_reattaching_refuses_what_it_cannot_do(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no archive"):
+        penstock.reattach(place.url, str(tmp_path / "new"))
+    for name in ("one", "two"):
+        with place.open(str(tmp_path / name)) as store:
+            place.fill(store)
+            if name == "two":
+                store.archive()
+    with pytest.raises(Invalid, match="by store="):
+        penstock.reattach(place.url, str(tmp_path / "new"))
+    with pytest.raises(NotFound, match="no whole run"):
+        penstock.reattach(
+            place.url, str(tmp_path / "new"), store=next(n for n in place.objects.folders() if n != store.uuid.hex())
+        )
+    with pytest.raises(NotFound, match="no run 7"):
+        penstock.reattach(place.url, str(tmp_path / "new"), store=store.uuid.hex(), number=7)
+    with pytest.raises(Invalid, match="not empty"):
+        penstock.reattach(place.url, str(tmp_path / "one"), store=store.uuid.hex())
+    for wrong in (True, 0, -1, 1.5, "1", float("nan")):
+        with pytest.raises(Invalid):
+            penstock.reattach(place.url, str(tmp_path / "new"), number=wrong)  # type: ignore[arg-type]
+    with pytest.raises(Invalid):
+        penstock.reattach(place.url, str(tmp_path / "new"), store=1)  # type: ignore[arg-type]
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("which", ["LISTING", "manifest", ".idx", ".sst", "journal"])
+def test_reattaching_names_a_damaged_or_missing_object(place: Place, tmp_path: Path, which: str) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+    key = next(
+        key
+        for key in place.objects_there()
+        if (key.endswith(".idx") if which == ".idx" else which in key and not key.endswith(".idx"))
+    )
+    size = place.objects.size(key)
+    assert size is not None
+    content = place.objects.read(key, 0, size)
+    place.objects.delete(key)
+    for wrong in (None, content[:-1], bytes([content[0] ^ 1]) + content[1:]):
+        if wrong is not None:
+            place.objects.delete(key)
+            place.objects.put_new(key, wrong)
+        if which == ".sst" and wrong is not None and len(wrong) == size:
+            continue  # it is only read when it is needed: see the reads of damaged objects
+        with pytest.raises((CorruptionError, NotFound)) as error:
+            penstock.reattach(place.url, str(tmp_path / "new"))
+        assert not isinstance(error.value, CorruptionError) or key in error.value.path
+        assert not (tmp_path / "new").exists()
+
+
+# -- damage
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "shorter", "foreign"])
+def test_reading_names_an_object_that_is_damaged_missing_or_foreign(place: Place, damage: str) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+        key = store.chunks("users")[0].object
+        size = place.objects.size(key)
+        assert size is not None
+        content = place.objects.read(key, 0, size)
+        place.objects.delete(key)
+        wrong = {
+            "flipped": content[:-1] + bytes([content[-1] ^ 1]),
+            "shorter": content[: size // 2],
+            "foreign": b"x" * size,
+        }
+        if damage != "missing":
+            place.objects.put_new(key, wrong[damage])
+        with pytest.raises(CorruptionError) as error:
+            read(store)
+        assert error.value.path == f"{place.url}/{key}"
+        assert [where for where, _ in store.verify_archive().damage] == [f"{place.url}/{key}"]
+        assert states(store) == ["evicted"]
+        place.objects.delete(key)
+        place.objects.put_new(key, content)  # its bytes come back: so do the rows
+        assert read(store) == place.rows
+
+
+def test_a_damaged_object_whose_file_is_here_is_uploaded_again(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        key = store.chunks("users")[0].object
+        place.objects.delete(key)
+        place.objects.put_new(key, b"damaged")
+        assert len(store.verify_archive("users").damage) == 1
+        assert states(store) == ["local"]
+        assert store.evict().files == 0
+        store.archive()
+        assert states(store) == ["archived"]
+        assert store.verify_archive().damage == []
+
+
+class LiesOnce:
+    """An object store that stores the wrong bytes once: the upload is not believed before it was read back."""
+
+    def __init__(self, objects: Any, wrong: bytes) -> None:
+        self.objects, self.wrong, self.lied = objects, wrong, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.objects, name)
+
+    def put_new(self, key: str, data: Any) -> bool:
+        if ".sst-" in key and not self.lied:
+            self.lied = True
+            return bool(self.objects.put_new(key, self.wrong))
+        return bool(self.objects.put_new(key, data))
+
+
+def test_an_upload_is_not_believed_before_it_was_read_back(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store._archive.tables.objects = LiesOnce(store._archive.tables.objects, b"something else")
+        with pytest.raises(CorruptionError, match="uploaded again"):
+            store.archive()
+        assert states(store) == ["local"]
+        assert store.evict().files == 0
+        store.archive()
+        assert states(store) == ["archived"]
+
+
+def test_negative_control_eviction_without_verification_is_refused_by_the_manifest(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mover that skips the verification cannot evict: the transition is not its to make."""
+    with place.open() as store:
+        place.fill(store)
+        moves = store._archive.moves
+        monkeypatch.setattr(moves, "_verify", lambda key, row, name: None)
+        store.archive()
+        assert states(store) == ["unverified"]
+        ((key, row),) = moves.rows([store._info("users").table_id])
+        from penstock.manifest.records import Evicted
+
+        with pytest.raises(Invalid, match="not verified"):
+            moves._set(key, row, Evicted(row.residency.object))
+        assert store.evict().files == 0
+        assert place.files() != []
+
+
+# -- collection
+
+
+def test_replaced_files_are_deleted_after_the_grace_period_and_old_runs(place: Place) -> None:
+    clock = FakeClock()
+    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+        place.fill(store)
+        store.archive()
+        old = set(place.files_keys())
+        place.fill(store, ROWS)  # a compaction replaces the file
+        store.archive()
+        store.collect_archive()
+        assert old <= set(place.files_keys())
+        clock.advance(101)
+        assert store.collect_archive() == 0  # the version that was replaced may still be read
+        store._collector.collect()
+        assert store.collect_archive() > 0
+        assert not old & {key for key in place.files_keys() if "/2/0/" in key}
+        assert read(store) == place.rows
+        assert len({key.split("/")[2] for key in place.objects_there() if "/runs/" in key}) == 1
+        store.drop("users")
+        store._dropped.remove()
+        store.archive()
+        store.collect_archive()
+        clock.advance(101)
+        store.collect_archive()
+        assert [key for key in place.files_keys() if "/tables/2/" in key] == []
+
+
+def test_an_object_that_a_snapshot_reads_is_not_deleted(place: Place) -> None:
+    with place.open(runs_kept=1, cache_bytes_max=0) as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+        before = dict(place.rows)
+        with store.snapshot() as snapshot:
+            place.fill(store, ROWS)
+            store.archive()
+            store.collect_archive()
+            store._collector.collect()
+            store.collect_archive()
+            shutil.rmtree(Path(place.path, "cache"), ignore_errors=True)
+            assert dict(snapshot.kv("users").scan()) == before
+
+
+def test_what_nothing_ever_named_is_deleted_and_foreign_objects_stay(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        mine = f"{store.uuid.hex()}/files/tables/2/0/00000000000000000099.sst-00000000-1"
+        other = f"{'cd' * 16}/files/tables/2/0/00000000000000000099.sst-00000000-1"
+        for key in (mine, other):
+            place.objects.put_new(key, b"x")
+        store.collect_archive()
+        assert place.objects.size(mine) is None
+        assert place.objects.size(other) == 1
+        assert store.verify_archive().damage == []
+
+
+def test_negative_control_a_collector_that_forgets_the_rows_is_caught(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+        monkeypatch.setattr(store._archive.collector, "_needed", lambda objects: set())
+        store.collect_archive()
+        with pytest.raises(CorruptionError):
+            read(store)
+
+
+# -- the network
+
+
+class Down:
+    """An object store that nobody reaches."""
+
+    url = "s3://bucket"
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: Any) -> Any:
+            raise NetworkFailure("no route")
+
+        return call
+
+
+def test_a_store_opens_and_works_while_its_archive_is_out_of_reach(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+    monkeypatch.setattr("penstock.store.archiving.open_objects", lambda *_, **__: Down())
+    with place.open(attempts_max=2, timeout_s=0.01) as store:
+        store.kv("users").put(b"new", b"row", durable=True)
+        assert store.kv("users")[b"new"] == b"row"
+        for use in (store.archive, store.evict, store.verify_archive, store.collect_archive, lambda: read(store)):
+            with pytest.raises(ArchiveUnavailable):
+                use()
+        assert "no route" in store._archive.last_error
+    monkeypatch.undo()
+    with place.open() as store:
+        place.rows[b"new"] = b"row"
+        assert read(store) == place.rows
+        store.archive()
+
+
+def test_an_archive_elsewhere_must_have_the_objects(place: Place, tmp_path: Path) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+    with pytest.raises(Invalid, match="has no archive of this store"):
+        place.open(archive=f"file://{tmp_path}/other")
+    shutil.copytree(tmp_path / "archive", tmp_path / "other")
+    shutil.rmtree(tmp_path / "archive")
+    with place.open(archive=f"file://{tmp_path}/other") as store:
+        assert read(store) == place.rows
+    with place.open(archive=None) as store:
+        assert store.archive_url == f"file://{tmp_path}/other"
+
+
+def test_a_copied_folder_cannot_share_the_archive(place: Place, tmp_path: Path) -> None:
+    with place.open() as store:
+        place.fill(store)
+    shutil.copytree(place.path, tmp_path / "twin")
+    with place.open() as store, place.open(str(tmp_path / "twin")) as twin:
+        store.archive()
+        twin.archive()  # the next number: runs do not replace each other
+        runs = {key.split("/")[2] for key in place.objects_there() if "/runs/" in key}
+        assert len(runs) == 2
+
+
+# -- calls
+
+
+def test_a_store_without_an_archive_says_so(place: Place) -> None:
+    with place.open(archive=None) as store:
+        place.fill(store)
+        for call in (store.archive, store.evict, store.rehydrate, store.verify_archive, store.collect_archive):
+            with pytest.raises(Invalid, match="has no archive"):
+                call()
+        assert states(store) == ["local"]
+        assert store.archive_url is None
+
+
+def test_wrong_arguments_change_nothing(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        for wrong in (True, -1, 1.5, "1", None, float("nan"), 1 << 60):
+            with pytest.raises(Invalid):
+                store.evict("users", local_bytes=wrong)
+        for call in (store.evict, store.rehydrate, store.verify_archive):
+            with pytest.raises(NotFound):
+                call("nobody")
+            for name in (b"users", 1, True):
+                with pytest.raises((Invalid, NotFound)):
+                    call(name)
+        assert states(store) == ["archived"]
+        assert store.evict("users", local_bytes=1 << 40).files == 0
+    for call in (store.archive, store.evict, store.rehydrate):
+        with pytest.raises(Closed):
+            call()
+    for url in (1, True, b"x", "nonsense", ""):
+        with pytest.raises(Invalid):
+            penstock.open(place.path, archive=url)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"interval_s": 0}, {"interval_s": float("nan")}, {"interval_s": True}, {"policy": None}, {"policy": "x"},
+        {"cache_bytes_max": -1}, {"cache_bytes_max": True}, {"runs_kept": 0}, {"runs_kept": 1.5},
+        {"grace_s": -1}, {"grace_s": float("inf")}, {"request_timeout_s": 0}, {"timeout_s": "1"}, {"attempts_max": 0},
+    ],
+)  # fmt: skip
+def test_wrong_settings(settings: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        penstock.ArchiveSettings(**settings)
+
+
+def test_read_only_stores_read_what_was_evicted_and_change_nothing(place: Place) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+    before = sorted(str(path) for path in Path(place.path).rglob("*"))
+    with penstock.open(place.path, read_only=True) as store:
+        assert read(store) == place.rows
+        for call in (store.archive, store.evict, store.rehydrate):
+            with pytest.raises(ReadOnly):
+                call()
+    assert sorted(str(path) for path in Path(place.path).rglob("*")) == before
+
+
+# -- other processes
+
+
+def test_a_client_archives_and_reads_evicted_rows(place: Place) -> None:
+    with penstock.open(place.path, archive=place.url) as store:
+        place.fill(store)
+        with penstock.connect(place.path) as client:
+            assert client.archive().number == 1
+            assert client.evict("users").files == 1
+            assert [chunk.residency for chunk in client.chunks("users")] == ["evicted"]
+            assert dict(client.kv("users").scan()) == place.rows
+            assert client.verify_archive().objects >= 1
+            assert client.rehydrate() > 0
+            assert client.collect_archive() >= 0
+            for wrong in (True, -1, "x"):
+                with pytest.raises(Invalid):
+                    client.evict(local_bytes=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sees_folder", [True, False])
+def test_a_task_fetches_an_evicted_file_by_the_key_in_its_plan(place: Place, tmp_path: Path, sees_folder: bool) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        store.evict()
+        tree = next(tree for tree, catalog in store._maintenance.trees() if catalog.db_id == 2)
+        snapshot: Snapshot = tree.snapshot()
+        piece = FilePiece.of(snapshot.version, snapshot.now_us, b"", None)
+        snapshot.close()
+        assert piece.archive == place.url
+        root = place.path if sees_folder else str(tmp_path / "elsewhere")
+        version = piece.open(root, store.identity)
+        assert version is not None
+        assert sum(file.meta.rows for file in version.files()) == ROWS
+        for file in version.files():
+            assert file.table().get(b"000007")[1] == value(7)  # type: ignore[index]
+        assert list(piece.damage(b"", None, root, store.identity)) == []
+
+
+# -- encryption
+
+
+def test_an_encrypted_table_is_archived_as_it_is_and_no_plain_byte_reaches_the_bucket(
+    place: Place, tmp_path: Path
+) -> None:
+    marker = b"Zx9PlainMarker"
+    settings = penstock.StoreSettings(
+        background=False, serve=False, keys={1: b"1" * 32}, archive=penstock.ArchiveSettings(grace_s=0.0)
+    )
+    storage = penstock.StorageOptions(
+        encryption=penstock.EncryptionConfig("master"),
+        compression=penstock.CompressionConfig(penstock.Codec.ZSTD),
+    )
+    rows = {marker + b"%d" % key: marker * 20 for key in range(200)}
+    with penstock.open(place.path, settings=settings, archive=place.url) as store:
+        store.kv("secrets", storage=storage).put_many(list(rows.items()), durable=True)
+        store.compact("secrets")
+        store.kv("secrets").put(marker, marker, durable=True)  # in the journal alone
+        rows[marker] = marker
+        store.archive()
+        assert store.evict("secrets").files == 1
+        assert dict(store.kv("secrets").scan()) == rows
+    found = [str(path) for path in Path(tmp_path).rglob("*") if path.is_file() and marker in path.read_bytes()]
+    assert found == []
+    penstock.reattach(place.url, str(tmp_path / "again"))
+    with penstock.open(str(tmp_path / "again"), settings=settings) as again:
+        assert dict(again.kv("secrets").scan()) == rows
+    with pytest.raises(PenstockError, match="key"), place.open(str(tmp_path / "again"), archive=None) as again:
+        dict(again.kv("secrets").scan())
+
+
+def test_a_damaged_listing_does_not_keep_the_next_run_from_being_made(place: Place, tmp_path: Path) -> None:
+    with place.open(runs_kept=1) as store:
+        place.fill(store)
+        number = store.archive().number
+        key = f"{store.uuid.hex()}/runs/{number:08d}/LISTING"
+        place.objects.delete(key)
+        place.objects.put_new(key, b"damaged")
+        assert store.archive().number == number + 1
+        store.collect_archive()
+    penstock.reattach(place.url, tmp_path / "again")
+    with place.open(str(tmp_path / "again")) as copy:
+        assert read(copy) == place.rows
+
+
+def test_a_copy_that_other_reads_remove_before_it_is_open_is_fetched_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+        assert store.evict("users").files == 1
+        cached, left = store._archive.tables.cached, [3]
+
+        def lost(meta: Any) -> Any:
+            path = cached(meta)
+            if left[0]:
+                left[0] -= 1
+                Path(path).unlink()
+            return path
+
+        monkeypatch.setattr(store._archive.tables, "cached", lost)
+        assert read(store) == place.rows
+        assert left == [0]
+
+
+def test_attempts_to_reattach_that_ended_early_leave_one_note(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note of a copy that never came to be would keep the old store from deleting anything, for ever."""
+    with place.open() as store:
+        place.fill(store)
+        store.archive()
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("penstock.store.reattach.write_archive_url", interrupted)
+            penstock.reattach(place.url, tmp_path / "again")
+    penstock.reattach(place.url, tmp_path / "again")
+    with place.open(str(tmp_path / "again")) as copy:
+        [note] = place.objects.listed(f"{store.uuid.hex()}/{HEIRS}")
+        assert note.key.endswith(copy.uuid.hex())
+        assert read(copy) == place.rows
+        assert copy.check().orphans == []
