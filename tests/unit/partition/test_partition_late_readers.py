@@ -32,10 +32,6 @@ from penstock.testing import FakeClock, SimulatedDisk
 DEADLINE_S = 60.0
 
 
-# A shard was seen to stay late in about one of ten runs, for a reason that is not known yet: not in the default run.
-pytestmark = pytest.mark.campaign
-
-
 def settings(**limits: Any) -> penstock.StoreSettings:
     limits.setdefault("stall_s", 600.0)  # what hangs here on purpose is not to be taken for frozen, however busy we are
     return penstock.StoreSettings(dispatcher=penstock.DispatcherSettings(**limits), serve=False)
@@ -98,6 +94,8 @@ class Gates:
                     raise self.snapshot_error
             return snapshot(machine)
 
+        # This task waits for late shards, too, and its markers would be counted as a reader's.
+        monkeypatch.setattr(StoreTasks, "maintain_services", lambda tasks: None)
         monkeypatch.setattr(QueueMachine, "apply", held_apply)
         monkeypatch.setattr(QueueMachine, "snapshot", held_snapshot)
 
