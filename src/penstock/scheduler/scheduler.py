@@ -25,6 +25,7 @@ from penstock.scheduler.task_table import TaskLimits, TaskRun, TaskTable
 
 _log = logging.getLogger(__name__)
 
+_BEGIN_S = 0.05  # the first runs leave the interpreter to the caller that opens a store, until it has
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,126}")
 
 
@@ -176,6 +177,7 @@ class Scheduler:
 
 def _work(table: TaskTable) -> None:
     """Run what is due: the body of a worker thread."""
+    table.stop.wait(_BEGIN_S)
     while (run := table.claim(wait=True)) is not None:
         _execute(table, run)
 
