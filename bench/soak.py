@@ -1,7 +1,7 @@
 """`make soak MINUTES=60`: mixed load on all kinds for a long time; what a store takes must stay level.
 
 An owner in a process of its own writes batches over a queue, kv, series and vector table, consumes, searches, selects,
-and keeps flushing, compacting and trimming; clients connect, read, write and leave; now and then Spark counts a table
+and keeps flushing, compacting, trimming and archiving to a folder; clients connect, read, write and leave; now and then Spark counts a table
 (SPARK=1). Every few minutes the owner is ended, in turn by SIGTERM and by SIGKILL, and started again. Each batch has a
 token and adds one to a counter: at the end the counter is the number of batches, whatever was killed.
 
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,11 +42,15 @@ MEASURES = {
     "descriptors": "open files",
     "threads": "threads",
     "disk_mb": "disk, MB",
+    "archive_mb": "archive, MB",
     "p50_ms": "durable batch of 200 messages and rows, median, ms",
     "p99_ms": "the same, p99, ms",
     "batches_per_s": "batches a second",
 }
-SETTINGS = penstock.StoreSettings(memory_bytes_max=256 << 20)
+ARCHIVE_S = 30.0
+SETTINGS = penstock.StoreSettings(
+    memory_bytes_max=256 << 20, archive=penstock.ArchiveSettings(interval_s=ARCHIVE_S, grace_s=2 * ARCHIVE_S)
+)
 
 
 # -- the owner
@@ -124,23 +129,27 @@ def sample(path: str, done: int) -> dict[str, float]:
     latencies.clear()
     next_sample[0] = time.monotonic() + SAMPLE_S
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    disk = 0
-    for place, _, names in os.walk(path):
-        for name in names:
-            try:
-                disk += os.lstat(f"{place}/{name}").st_blocks * 512
-            except FileNotFoundError:
-                continue
     return {
         "done": done,
         "anonymous_mb": int(status["RssAnon"].split()[0]) / 1_024,
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": int(status["Threads"]),
-        "disk_mb": disk / 1e6,
+        "disk_mb": size_mb(path),
+        "archive_mb": size_mb(f"{Path(path).parent}/objects"),
         "p50_ms": median(taken) * 1e3,
         "p99_ms": taken[int(len(taken) * 0.99)] * 1e3,
         "batches_per_s": len(taken) / SAMPLE_S,
     }
+
+
+def size_mb(folder: str) -> float:
+    """What the files below a folder take; some of them may go meanwhile."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.lstat(f"{place}/{name}").st_blocks * 512
+    return size / 1e6
 
 
 # -- clients
@@ -238,7 +247,7 @@ def main() -> bool:
     tally = dict.fromkeys(("restarts", "visits", "visits that failed", "visits that hung"), 0)
     with folder() as root:
         path, ended = f"{root}/store", threading.Event()
-        with penstock.open(path, settings=SETTINGS) as store:
+        with penstock.open(path, settings=SETTINGS, archive=f"file://{root}/objects") as store:
             store.kv("latest")
             store.queue("events", shards=2, retention=penstock.Retention(bytes_max=32 << 20))
         visitors = threading.Thread(target=visit, args=(path, ended, tally), daemon=True)
