@@ -1,9 +1,10 @@
 """`make soak MINUTES=60`: mixed load on all kinds for a long time; what a store takes must stay level.
 
 An owner in a process of its own writes batches over a queue, kv, series and vector table, consumes, searches, selects,
-and keeps flushing, compacting, trimming and archiving to a folder; clients connect, read, write and leave; now and then Spark counts a table
-(SPARK=1). Every few minutes the owner is ended, in turn by SIGTERM and by SIGKILL, and started again. Each batch has a
-token and adds one to a counter: at the end the counter is the number of batches, whatever was killed.
+and keeps flushing, compacting, trimming and archiving to a folder; clients connect, read, write and leave; now and then
+Spark counts a table (SPARK=1). Every few minutes the owner is ended, in turn by SIGTERM and by SIGKILL, and started
+again. Each batch has a token and adds one to a counter: at the end the counter is the number of batches, whatever was
+killed.
 
 Retention keeps the data at one size, so memory, descriptors, threads, disk and latency must be level: the median of the
 last third of the samples at most LEVEL times that of the second third. bench/page.py draws them.
