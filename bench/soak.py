@@ -12,6 +12,7 @@ last third of the samples at most LEVEL times that of the second third. bench/pa
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import queue
@@ -61,6 +62,7 @@ def own(path: str, first: int) -> None:
     """Own the store, and work in it until a signal; a sample each SAMPLE_S as a line of JSON."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    faulthandler.register(signal.SIGUSR1)  # what it does, if it writes no batch
     with penstock.open(path, settings=SETTINGS) as store:
         events = store.queue("events", shards=2, retention=penstock.Retention(bytes_max=32 << 20))
         store.kv("latest")
@@ -201,6 +203,8 @@ def lives(path: str, samples: list[dict[str, float]], tally: dict[str, int]) -> 
             try:
                 line = lines.get(timeout=60)
             except queue.Empty:
+                owner.send_signal(signal.SIGUSR1)
+                time.sleep(1.0)
                 raise TimeoutError("the owner did not write a batch within 60 s") from None
             if line is None:
                 raise RuntimeError(f"the owner ended with code {owner.wait(10)}")
