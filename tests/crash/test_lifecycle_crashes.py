@@ -189,7 +189,8 @@ def test_every_crash_in_the_life_of_a_table() -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("mode", ["strict", "torn", "restart"])
 def test_every_crash_in_the_life_of_a_table_and_in_the_recovery(mode: Any) -> None:
-    assert explore(LifecycleScenario(), modes=(mode,), depth=1 + (mode == "strict")).crashes > 100
+    report = explore(LifecycleScenario(), modes=(mode,), depth=1 + (mode == "strict"))
+    assert report.crashes > 60, "images that differ: in the mode strict, one for each thing that was synced"
 
 
 # -- seeded bugs
@@ -267,12 +268,11 @@ def kill_rounds(root: str, rounds: int) -> None:
                     assert store.describe(name).status == what
             for name in alive:
                 store.drop(name)
-                told[name] = "dropped"
+            told = dict.fromkeys({*told, *alive}, "dropped")  # also the one whose drop was not answered
         with open_store(root, settings=KILL_SETTINGS) as store:
             store._tasks.clean_up()
             store._tasks.remove_dropped()
-            # A table whose flush was killed and which was dropped before its repair keeps its row: not mended yet.
-            assert all(isinstance(row.status, Tombstoned) for row in rows(store).values())
+            assert rows(store) == {}
 
 
 def test_killed_in_the_life_of_a_table(tmp_path: Path) -> None:
