@@ -7,6 +7,7 @@ collected, nothing is left of a dropped table: no row, no file, no metric.
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -239,15 +240,16 @@ def test_a_seeded_bug_is_noticed(bug: Callable[[Patch], None]) -> None:
 # -- kill -9
 
 
-def kill_rounds(root: str, rounds: int) -> None:
+def kill_rounds(root: str, rounds: int, seed: int = 7) -> None:
     told: dict[str, str] = {}
+    chance = random.Random(seed)
     for number in range(rounds):
         with subprocess.Popen(
             [sys.executable, lifecycle_kill_child.__file__, root, str(number)], stdout=subprocess.PIPE, text=True
         ) as child:
             assert child.stdout is not None
             lines = [child.stdout.readline() for _ in range(5)]
-            time.sleep(0.05 * number)
+            time.sleep(chance.uniform(0.0, 1.0))
             child.send_signal(signal.SIGKILL)
             lines += child.stdout.read().split("\n")[:-1]
         trying = ""
