@@ -80,9 +80,12 @@ def check(folder: Path, written: int, archived: int, kill: int) -> int:
 
 
 def left_over(store: penstock.Store, objects: ObjectStore) -> set[str]:
-    """The objects that nothing names after a collection; what a version held until just now goes with the next one."""
+    """The objects that nothing names after a collection; what a version held until just now goes with the next one.
+
+    A job that trains centroids reads a snapshot for as long as it runs, which holds what was replaced meanwhile.
+    """
     own, left = store.uuid.hex(), set[str]()
-    for _ in range(40):
+    for _ in range(480):
         store._collector.collect()
         store.collect_archive()
         needed = {key for number in run_numbers(objects, own) for key in read_listing(objects, own, number).objects()}
