@@ -145,6 +145,18 @@ def _backup() -> Any:
     return BackupScenario()
 
 
+def _archive() -> Any:
+    from test_archive_crashes import ArchiveScenario
+
+    return ArchiveScenario()
+
+
+def _lifecycle() -> Any:
+    from test_lifecycle_crashes import LifecycleScenario
+
+    return LifecycleScenario()
+
+
 def killed(module: str, rounds: int) -> Callable[[int, float], Tally]:
     """A process at work on a real disk is killed, and what it left is checked, in one store again and again."""
 
@@ -257,12 +269,16 @@ TRIALS: dict[str, Callable[[int, float], Tally]] = {
     "feed": simulated(_feed, faults=False),
     "repair": simulated(_repair, faults=False),
     "backup": simulated(_backup, faults=False),
+    "archive": simulated(_archive, faults=False),
+    "lifecycle": simulated(_lifecycle, faults=False),
     "failing calls": failing_calls,
     "killed store": killed("test_store_kill", 5),
     "killed queue": killed("test_queue_kill", 5),
     "killed tree": killed("test_tree_kill", 5),
     "killed manifest": killed("test_manifest_kill", 5),
     "killed rollup": killed("test_rollup_kill", 5),
+    "killed archive": killed("test_archive_kill", 4),
+    "killed lifecycle": killed("test_lifecycle_crashes", 4),
     "kv histories": histories("test_store_machine", "StoreMachine"),
     "queue histories": histories("test_queue_machine", "QueueMachineTest"),
     "series histories": histories("test_series_machine", "SeriesMachineRules"),

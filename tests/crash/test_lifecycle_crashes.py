@@ -7,6 +7,7 @@ collected, nothing is left of a dropped table: no row, no file, no metric.
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -189,7 +190,8 @@ def test_every_crash_in_the_life_of_a_table() -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("mode", ["strict", "torn", "restart"])
 def test_every_crash_in_the_life_of_a_table_and_in_the_recovery(mode: Any) -> None:
-    assert explore(LifecycleScenario(), modes=(mode,), depth=1 + (mode == "strict")).crashes > 100
+    report = explore(LifecycleScenario(), modes=(mode,), depth=1 + (mode == "strict"))
+    assert report.crashes > 60, "images that differ: in the mode strict, one for each thing that was synced"
 
 
 # -- seeded bugs
@@ -238,15 +240,16 @@ def test_a_seeded_bug_is_noticed(bug: Callable[[Patch], None]) -> None:
 # -- kill -9
 
 
-def kill_rounds(root: str, rounds: int) -> None:
+def kill_rounds(root: str, rounds: int, seed: int = 7) -> None:
     told: dict[str, str] = {}
+    chance = random.Random(seed)
     for number in range(rounds):
         with subprocess.Popen(
             [sys.executable, lifecycle_kill_child.__file__, root, str(number)], stdout=subprocess.PIPE, text=True
         ) as child:
             assert child.stdout is not None
             lines = [child.stdout.readline() for _ in range(5)]
-            time.sleep(0.05 * number)
+            time.sleep(chance.uniform(0.0, 1.0))
             child.send_signal(signal.SIGKILL)
             lines += child.stdout.read().split("\n")[:-1]
         trying = ""
@@ -267,12 +270,11 @@ def kill_rounds(root: str, rounds: int) -> None:
                     assert store.describe(name).status == what
             for name in alive:
                 store.drop(name)
-                told[name] = "dropped"
+            told = dict.fromkeys({*told, *alive}, "dropped")  # also the one whose drop was not answered
         with open_store(root, settings=KILL_SETTINGS) as store:
             store._tasks.clean_up()
             store._tasks.remove_dropped()
-            # A table whose flush was killed and which was dropped before its repair keeps its row: not mended yet.
-            assert all(isinstance(row.status, Tombstoned) for row in rows(store).values())
+            assert rows(store) == {}
 
 
 def test_killed_in_the_life_of_a_table(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.host.os_files import OsFileSystem
 from penstock.lsm.file_pieces import FilePiece
+from penstock.lsm.readers import ReaderLeases
 from penstock.lsm.snapshot import Snapshot
 from penstock.store.object_collection import HEIRS
 from penstock.testing import FakeClock
@@ -534,6 +535,105 @@ def test_negative_control_a_collector_that_forgets_the_rows_is_caught(
             read(store)
 
 
+def test_objects_are_deleted_also_by_a_store_that_is_never_open_for_the_grace_period(place: Place) -> None:
+    clock = FakeClock()
+    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+        place.fill(store)
+        store.archive()
+        old = {key for key in place.files_keys() if "/tables/2/" in key}
+        place.fill(store, ROWS)  # a compaction replaces the file
+        store.archive()
+        store.collect_archive()
+    clock.advance(60)
+    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+        store.collect_archive()
+        assert old <= set(place.files_keys())
+        assert store.check().orphans == []
+    clock.advance(60)
+    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+        store.collect_archive()
+        assert not old & set(place.files_keys())
+        assert store.verify_archive().damage == []
+        Path(place.path, "UNNEEDED").write_bytes(b"{")  # damaged: the grace period begins anew
+    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+        assert store.collect_archive() == 0
+
+
+def test_a_file_of_a_queue_is_not_taken_for_the_sstable_of_its_number(place: Place) -> None:
+    with place.open(runs_kept=1) as store:
+        place.fill(store)
+        store.archive()
+        with store.snapshot():
+            number = int(store.chunks("users")[0].chunk)
+            mine = f"{store.uuid.hex()}/files/tables/3/0/2026/01/01/{number:010d}.data-00000000-1"
+            held = f"{store.uuid.hex()}/files/tables/2/0/{number:020d}.sst-00000000-1"
+            for key in (mine, held):
+                place.objects.put_new(key, b"x")
+            store.collect_archive()
+            assert place.objects.size(mine) is None
+            assert place.objects.size(held) == 1
+
+
+def test_an_object_is_not_deleted_while_a_reader_from_before_the_opening_may_read_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(ReaderLeases, "forget", lambda self: None)  # as after a kill: its readers have their leases
+    with place.open(clock=clock) as store:
+        place.fill(store)
+        store.archive()
+        store.readers.expect(500.0)
+    with place.open(clock=clock, runs_kept=1) as store:
+        mine = f"{store.uuid.hex()}/files/tables/2/0/00000000000000000099.sst-00000000-1"
+        place.objects.put_new(mine, b"x")
+        assert store.readers.may_be_there()
+        store.collect_archive()
+        assert place.objects.size(mine) == 1
+        clock.advance(501)
+        store.collect_archive()
+        assert place.objects.size(mine) is None
+
+
+def test_a_probe_that_a_dead_process_left_is_deleted_by_the_next_opening(place: Place) -> None:
+    with place.open() as store:
+        uuid = store.uuid.hex()
+    place.objects.put_new(f"{uuid}/probes/{'ab' * 8}", b"1")
+    with place.open():
+        assert [key for key in place.objects_there() if "/probes/" in key] == []
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_run_lists_no_object_that_is_lost_and_files_of_queues_are_verified(
+    place: Place, tmp_path: Path, damage: str
+) -> None:
+    def break_one() -> str:
+        key = next(key for key in place.files_keys() if ".data-" in key)
+        size = place.objects.size(key)
+        assert size is not None
+        place.objects.delete(key)
+        if damage == "changed":
+            place.objects.put_new(key, b"x" * size)
+        return key
+
+    clock = FakeClock()
+    with place.open(clock=clock) as store:
+        place.fill(store)
+        clock.advance(3_601)
+        place.fill(store, ROWS)  # the first file of the queue gets no more messages
+        store.archive()
+        key = break_one()
+        [(url, _)] = store.verify_archive().damage
+        assert url.endswith(key)
+        assert store.verify_archive().damage == []  # it was uploaded again
+        if damage == "missing":
+            break_one()
+        store.archive()
+    penstock.reattach(place.url, tmp_path / "again")
+    with place.open(str(tmp_path / "again")) as copy:
+        assert read(copy) == place.rows
+        assert [message.payload for message in copy.queue("events").read()] == [b"event 0", b"event %d" % ROWS]
+
+
 # -- the network
 
 
@@ -777,9 +877,14 @@ def test_attempts_to_reattach_that_ended_early_leave_one_note(
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    for _ in range(2):
+    def removed_and_interrupted(fs: OsFileSystem, path: str) -> None:
+        fs.unlink(path)
+        raise KeyboardInterrupt
+
+    steps = (("write_archive_url", interrupted), ("write_archive_url", interrupted))
+    for name, act in (*steps, ("remove_file", removed_and_interrupted)):  # the last: only the rename is missing
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("penstock.store.reattach.write_archive_url", interrupted)
+            patch.setattr(f"penstock.store.reattach.{name}", act)
             penstock.reattach(place.url, tmp_path / "again")
     penstock.reattach(place.url, tmp_path / "again")
     with place.open(str(tmp_path / "again")) as copy:

@@ -26,7 +26,7 @@ from penstock.errors import (
 )
 from penstock.manifest.invariants import check_all
 from penstock.manifest.keys import ComponentId, MetricKey
-from penstock.manifest.records import Active, Draining, Tombstoned
+from penstock.manifest.records import Active, Draining, JobKind, Tombstoned
 from penstock.manifest.tables import DB, GENERATIONS, METRICS
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
@@ -182,6 +182,43 @@ def test_a_dropped_table_is_collected_after_the_grace_period(disk: SimulatedDisk
         check_rows(store)
     with reopened(disk, clock, settings) as store:
         assert rows(store) == {}, "the ledger's tombstone brought the row back"
+
+
+@pytest.mark.parametrize("repair", ["waits", "runs", "gave up"])
+@pytest.mark.parametrize("kind", [JobKind.FLUSH, JobKind.COMPACTION])
+def test_a_table_dropped_before_a_killed_job_of_it_is_repaired_is_collected(
+    disk: SimulatedDisk, clock: FakeClock, kind: JobKind, repair: str
+) -> None:
+    """A repair of a dropped table has nothing left to repair: its gate keeps no row and no file."""
+    settings = StoreSettings(
+        background=False, reserve_bytes=0, collection=penstock.CollectionSettings(grace_s=0, dropped_grace_s=0)
+    )
+    with reopened(disk, clock, settings) as store:
+        store.kv("users", shards=2).put(b"a", b"1", durable=True)
+        store.compact("users")
+        (table_id,) = rows(store)
+        store._jobs.enqueue(kind, db_id=table_id, payload=msgspec.msgpack.encode((0, False)))
+        assert store._jobs.acquire("killed", (kind,)) is not None  # and never completed
+    with reopened(disk, clock, settings) as store:
+        gate = store._jobs.gate(table_id, kind)
+        assert gate.is_shut(), "there is nothing to repair"
+        lease = None if repair == "waits" else store._jobs.acquire("here", (kind,))
+        if repair == "gave up":
+            assert lease is not None
+            store._jobs.fail(lease, OSError("a listed file is missing"), retry=False)
+        store.drop("users")
+        store._tasks.remove_dropped()
+        if repair == "runs":
+            assert lease is not None
+            assert gate.is_shut(), "a job that runs lost its gate"
+            assert table_id in rows(store)
+            store._jobs.fail(lease, OSError("its files are gone"))
+            store._tasks.remove_dropped()
+        assert not gate.is_shut()
+        assert rows(store) == {}
+        assert store._jobs.acquire("here", (kind,)) is None
+        assert not disk.exists(f"s/tables/{table_id}"), "its files stay"
+        check_rows(store)
 
 
 def metrics_of(store: Store, table_id: int) -> list[Any]:

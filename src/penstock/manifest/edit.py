@@ -203,11 +203,18 @@ class ManifestEdit:
         WAL_STATE.put_packed(self._view, key, value)
 
     def _delete_wal_state(self, operation: DeleteWalState) -> None:
+        """Remove a partition, with the repairs that wait or gave up: nothing is left to repair."""
         old = WAL_STATE.get(self._view, operation.key)
         for kind, gate in old.gates() if old is not None else ():
-            if gate.active_job_id is not None:
+            if gate.active_job_id is None:
+                continue
+            job = self._job(gate.active_job_id)
+            if isinstance(job.state, InFlight):
                 where = f"table {operation.key.db_id}, shard {operation.key.shard}"
-                raise GateShut(f"{where}: job {gate.active_job_id} holds the gate of kind {kind}")
+                raise GateShut(f"{where}: job {job.job_id} holds the gate of kind {kind}")
+            if isinstance(job.state, Pending):
+                self._leave_pending(job)
+                self._write_job(msgspec.structs.replace(job, state=Completed(self._now_ms)))
         WAL_STATE.delete(self._view, operation.key)
 
     def _upsert_chunk(self, prepared: tuple[UpsertChunk, bytes, bytes, bytes, bytes]) -> None:

@@ -65,7 +65,7 @@ class PutWalState(Operation, frozen=True):
 
 
 class DeleteWalState(Operation, frozen=True):
-    """Remove a partition."""
+    """Remove a partition; a repair of its table that does not run ends with shard 0."""
 
     frees_space = True
     key: WalStateKey

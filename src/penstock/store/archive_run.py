@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import google_crc32c
 import msgspec
 
-from penstock.archive.objects import INDEX, LISTING, RUNS, ObjectStore
+from penstock.archive.objects import FILES, INDEX, LISTING, RUNS, ObjectStore
 from penstock.archive.transfer import check_object, file_checksum, put_file, upload, verify_object, where
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.host.file_operations import make_dirs, remove_folder
@@ -111,7 +111,7 @@ class ArchiveRun(Backup):
         self._objects = objects
         self._stop = stop
         self._store = source.uuid.hex()
-        self._known: dict[str, ArchivedFile] = {}  # files of the run before, by path
+        self._known: dict[str, ArchivedFile] = {}  # files of the run before whose objects are there, by path
         self._listed: list[ArchivedFile] = []
         self._keys: list[str] = []
         self._uploaded = [0, 0]  # files and bytes
@@ -119,7 +119,9 @@ class ArchiveRun(Backup):
     def upload(self, number: int, before: RunListing | None) -> ArchiveReport:
         """Make the run `number`; `before` is the newest whole one."""
         source = self._source
-        self._known = {} if before is None else {file.path: file for file in before.files}
+        there = {(each.key, each.size) for each in self._objects.listed(f"{self._store}/{FILES}")}
+        files = () if before is None else before.files
+        self._known = {file.path: file for file in files if (file.object, file.size) in there}
         remove_folder(source.fs, self._staging)
         make_dirs(source.fs, self._staging)
         try:

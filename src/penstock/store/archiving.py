@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -46,7 +46,7 @@ from penstock.manifest.recovery import RecoveredState
 from penstock.partition.ledger import LEDGER_TABLE, TableInfo
 from penstock.scheduler.runner import JobResult, JobRunner, run_job
 from penstock.scheduler.task import Outcome, PeriodicTask, StopSignal, TaskLoad
-from penstock.store.archive_run import ArchiveRun, RunListing, read_listing, run_numbers
+from penstock.store.archive_run import ArchivedFile, ArchiveRun, RunListing, read_listing, run_numbers
 from penstock.store.archive_settings import ArchiveReport, ArchiveSettings, EvictReport, VerifyReport
 from penstock.store.archive_url import read_archive_url, write_archive_url
 from penstock.store.archived_tables import ArchivedTables
@@ -101,7 +101,8 @@ class StoreArchive:
         objects = None if self.url is None else self._open(self.url)
         self.tables = ArchivedTables(fs, root, objects, settings.cache_bytes_max, self._stopping.is_set)
         self._turn = threads.lock("store.archive")
-        self._attached = False  # the archive was found to be this store's
+        self._attaching = threads.lock("store.archive.attaching")
+        self._attached = False  # guarded by _attaching: the archive was found to be this store's
         self._started_s = clock.monotonic_s()
         self._ran_s: float | None = None  # when the last run of this process ended
         self._reports: dict[int, Any] = {}  # of the last job of each kind
@@ -147,6 +148,8 @@ class StoreArchive:
             manifest,
             parts.maintenance,
             parts.collector.readers,
+            fs=self._fs,
+            root=self._root,
             store=self._store,
             clock=self._clock,
             grace_s=self._settings.grace_s,
@@ -174,19 +177,22 @@ class StoreArchive:
 
     def _attach(self, objects: ObjectStore) -> None:
         """Check that the archive can be used and is this store's, and remember its URL."""
-        assert self.url is not None
-        marker = msgspec.json.encode(_ArchiveMarker(MARKER_VERSION, self._store, self._identity))
-        key = f"{self._store}/{MARKER}"
-        if self._moved and objects.size(key) is None:
-            raise Invalid(
-                f"{self.url} has no archive of this store, which has one elsewhere: copy its objects there first, or "
-                "open the store with the URL that it had"
-            )
-        probe(objects, self._store, self._random)
-        if not objects.put_new(key, marker) and objects.read(key, 0, 1_000) != marker:
-            raise Invalid(f"{where(objects, key)} is of another store: give the archive another prefix")
-        write_archive_url(self._fs, self._root, self.url)
-        self._attached = True
+        with self._attaching:  # a probe that is under way is not one that a dead process left
+            if self._attached:
+                return
+            assert self.url is not None
+            marker = msgspec.json.encode(_ArchiveMarker(MARKER_VERSION, self._store, self._identity))
+            key = f"{self._store}/{MARKER}"
+            if self._moved and objects.size(key) is None:
+                raise Invalid(
+                    f"{self.url} has no archive of this store, which has one elsewhere: copy its objects there first, "
+                    "or open the store with the URL that it had"
+                )
+            probe(objects, self._store, self._random)
+            if not objects.put_new(key, marker) and objects.read(key, 0, 1_000) != marker:
+                raise Invalid(f"{where(objects, key)} is of another store: give the archive another prefix")
+            write_archive_url(self._fs, self._root, self.url)
+            self._attached = True
 
     def objects(self) -> ObjectStore:
         """Return the object store, attached; `Invalid` if there is none."""
@@ -337,7 +343,16 @@ class StoreArchive:
             if not isinstance(row.residency, Local):
                 count, size = count + 1, size + row.size_bytes
                 damage += self.moves.verify_again(key, row)
+        for file in () if table else self._newest_run():
+            count, size = count + 1, size + file.size
+            damage += self.moves.verify_listed(file.object, file.size, file.checksum, file.path)
         return VerifyReport(objects=count, bytes=size, damage=damage)
+
+    def _newest_run(self) -> Sequence[ArchivedFile]:
+        """Return the files of the newest whole run that no row names: those of queues, the manifest, the journal."""
+        objects = self.objects()
+        whole = [number for number, is_whole in run_numbers(objects, self._store).items() if is_whole]
+        return read_listing(objects, self._store, whole[-1]).files if whole else ()
 
     def _moves_left(self) -> Iterator[ChunkRow]:
         """Iterate over the chunks whose move an earlier process did not finish: not verified, or not yet unlinked."""

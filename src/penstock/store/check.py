@@ -36,11 +36,15 @@ from penstock.store.archived_tables import CACHE
 from penstock.store.backup import WAIT_S, BackupSource, snapshot_folders
 from penstock.store.backup_folder import CopyProgress, Progress
 from penstock.store.following import RAFT_FILE
+from penstock.store.object_collection import UNNEEDED_FILE
 from penstock.store.reports import CheckReport, FileDamage
 
 _ATTEMPTS = 10  # to read a log whose last segment is replaced meanwhile
 _ROOT_FILES = frozenset(
-    {ARCHIVE_FILE, "LOCK", "MEMBER", "OPENING", "RESERVE", "STORE", "TIME", RAFT_FILE, f"{RAFT_FILE}.new"}
+    {
+        *(ARCHIVE_FILE, UNNEEDED_FILE, f"{UNNEEDED_FILE}.tmp"),
+        *("LOCK", "MEMBER", "OPENING", "RESERVE", "STORE", "TIME", RAFT_FILE, f"{RAFT_FILE}.new"),
+    }
 )
 _ROOT_FOLDERS = frozenset({STAGING, "aside", CACHE, "journal", "run", "tables"})
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from penstock.archive.objects import INDEX, ObjectStore, parse_file_key
 from penstock.archive.transfer import check_object, file_checksum, put_file, upload, verify_object, where
@@ -154,6 +155,22 @@ class ChunkMoves:
         except FileNotFoundError:
             if self._manifest.get_chunk(key) is not None:  # else a compaction replaced it meanwhile
                 raise
+        return []
+
+    def verify_listed(self, name: str, size: int, checksum: int, path: str) -> list[tuple[str, str]]:
+        """Read an object that a run lists; return what is wrong with it, with its URL.
+
+        A damaged object is uploaded again at once, if the folder still has a file with its content.
+        """
+        try:
+            check_object(self._objects, name, size, checksum, self._stop)
+        except CorruptionError as error:
+            here = f"{self._root}/{path}"
+            with suppress(FileNotFoundError):
+                if file_checksum(self._fs, here, self._stop) == (size, checksum):
+                    self._objects.delete(name)
+                    put_file(self._fs, self._objects, here, name)
+            return [(error.path, error.reason)]
         return []
 
     # -- out of the folder

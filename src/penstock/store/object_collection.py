@@ -4,6 +4,9 @@ An object is needed if a row of the manifest names it, if one of the runs that a
 being read holds its file. Only objects that this store uploaded are ever listed here, so inherited ones stay. If
 another store was made from this archive (`reattach`), nothing is deleted at all: that store reads the same objects.
 
+Since when each object is unneeded is written to the file `UNNEEDED` of the store: one that is never open for as long as
+the grace period must collect, too. If the file is lost, the grace period begins anew.
+
 Thread: one at a time (`StoreArchive` takes turns, so that nothing is uploaded meanwhile).
 Invariant: an object is deleted only after it was unneeded for the grace period, and again when it is deleted.
 """
@@ -13,9 +16,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+import msgspec
+
 from penstock.archive.objects import FILES, INDEX, LISTING, ObjectStore, parse_file_key
+from penstock.archive.plain import TemporaryFile
 from penstock.errors import Invalid
 from penstock.host.clock import Clock
+from penstock.host.files import FileSystem
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.readers import ReaderLeases
 from penstock.manifest.manifest import Manifest
@@ -26,6 +33,8 @@ from penstock.store.archive_run import read_listing, run_numbers, run_prefix
 logger = logging.getLogger(__name__)
 
 HEIRS = "heirs"  # <uuid>/heirs/<uuid of a store that was made from this archive>
+UNNEEDED_FILE = "UNNEEDED"  # JSON: since when, in milliseconds of the store's clock, by key
+SSTABLE = ".sst"
 
 
 class ObjectCollector:
@@ -37,42 +46,70 @@ class ObjectCollector:
         maintenance: Maintenance,
         readers: ReaderLeases,
         *,
+        fs: FileSystem,
+        root: str,
         store: str,
         clock: Clock,
         grace_s: float,
         runs_kept: int,
     ) -> None:
+        self._fs = fs
+        self._path = f"{root}/{UNNEEDED_FILE}"
         self._manifest = manifest
         self._maintenance = maintenance
         self._readers = readers
         self._store = store
         self._clock = clock
-        self._grace_s = grace_s
+        self._grace_ms = int(grace_s * 1_000)
         self._runs_kept = runs_kept
-        self._unneeded_since_s: dict[str, float] = {}  # by key
+        self._unneeded_since_ms: dict[str, int] | None = None  # by key; None: not read yet
 
     def collect(self, objects: ObjectStore) -> int:
         """Delete runs that are not kept, and objects that nothing needs; return the number of objects deleted."""
-        if self._readers.holders or any(True for _ in objects.listed(f"{self._store}/{HEIRS}")):
+        if not self._readers.may_remove() or any(True for _ in objects.listed(f"{self._store}/{HEIRS}")):
             return 0
         deleted = self._collect_runs(objects)
-        needed = self._needed(objects)
-        now_s, seen = self._clock.monotonic_s(), dict[str, float]()
-        for each in list(objects.listed(f"{self._store}/{FILES}")):
-            if each.key in needed:
-                continue
-            seen[each.key] = self._unneeded_since_s.get(each.key, now_s)
-        self._unneeded_since_s = seen
-        due = [key for key, since_s in seen.items() if now_s - since_s >= self._grace_s]
+        before = self._read() if self._unneeded_since_ms is None else self._unneeded_since_ms
+        now_ms, needed = self._clock.time_us() // 1_000, self._needed(objects)
+        listed = [each.key for each in objects.listed(f"{self._store}/{FILES}")]
+        seen = {key: min(before.get(key, now_ms), now_ms) for key in listed if key not in needed}
+        due = [key for key, since_ms in seen.items() if now_ms - since_ms >= self._grace_ms]
         if due:
             needed = self._needed(objects)  # again: a reader may have begun since
         pinned = self._pinned()
         for key in due:
             if key not in needed and not _is_of(key, pinned):
                 objects.delete(key)
-                del self._unneeded_since_s[key]
+                del seen[key]
                 deleted += 1
+        if seen != before:
+            self._write(seen)
+        self._unneeded_since_ms = seen
         return deleted
+
+    def _read(self) -> dict[str, int]:
+        try:
+            file = self._fs.open(self._path)
+        except FileNotFoundError:
+            return {}
+        try:
+            return msgspec.json.decode(file.pread(file.size(), 0), type=dict[str, int])
+        except msgspec.DecodeError:
+            return {}
+        finally:
+            file.close()
+
+    def _write(self, seen: dict[str, int]) -> None:
+        try:
+            out = TemporaryFile(self._fs, self._path)
+            try:
+                out.file.pwrite(msgspec.json.encode(seen), 0)
+                out.publish()
+            except BaseException:
+                out.abort()
+                raise
+        except OSError as error:
+            logger.warning("%s was not written, objects may be deleted later than they could be: %s", self._path, error)
 
     def _collect_runs(self, objects: ObjectStore) -> int:
         """Delete the runs that are not whole, and all whole ones but the newest."""
@@ -116,5 +153,5 @@ def _is_of(key: str, pinned: set[int]) -> bool:
         name = parse_file_key(key).file_name
     except Invalid:
         return False
-    number = name.rpartition("/")[2].partition(".")[0]
+    number = name.rpartition("/")[2].removesuffix(SSTABLE)  # not of files of queues, which have numbers of their own
     return number.isdecimal() and int(number) in pinned

@@ -35,7 +35,7 @@ from penstock.manifest.tables import CHUNKS
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.store.archive_run import RunListing, read_listing, run_numbers
 from penstock.store.archive_url import write_archive_url
-from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, write_identity
+from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, read_uuid, write_identity
 from penstock.store.object_collection import HEIRS
 
 LOCK = "LOCK"  # a store's own: held while the copy is incomplete
@@ -162,6 +162,8 @@ class Reattachment:
                 file.close()
             if len(known) == IDENTITY_BYTES:
                 return known
+        elif (known_uuid := read_uuid(self._fs, work)) is not None:  # only the rename was missing
+            return known_uuid
         out, uuid = TemporaryFile(self._fs, name), self._random.randbytes(IDENTITY_BYTES)
         try:
             out.file.pwrite(uuid, 0)
