@@ -69,19 +69,17 @@ class TreeFiles:
             if self.archive is not None and not self.is_here(meta):
                 self.archive.bring_back(meta)
 
-    def open_table(self, meta: FileMeta, encrypted: bool = False) -> Sstable:
-        """Open a listed file; `CorruptionError` if it is missing, another file, or plain in an encrypted table."""
+    def open_table(self, meta: FileMeta) -> Sstable:
+        """Open a listed file; `CorruptionError` if it is missing, another file, or not encrypted as its table is."""
         path = f"{self.root}/{meta.file_name}"
         try:
-            table = Sstable.open(path, fs=self.fs, lsn=meta.lsn, resident=True)
+            table = Sstable.open(path, fs=self.fs, lsn=meta.lsn, key=meta.key, resident=True)
         except FileNotFoundError as error:
             table = self._open_archived(path, meta, error.filename or path)
         summary = table.summary
         if (summary.store, summary.chunk_id, summary.rows) != (self.store, meta.chunk_id, meta.rows):
             table.close()
             raise CorruptionError(path, 0, f"this is not the file that the manifest lists as chunk {meta.chunk_id}")
-        if encrypted:
-            table.check_encrypted()
         return table
 
     def _open_archived(self, path: str, meta: FileMeta, missing: str) -> Sstable:
@@ -91,7 +89,7 @@ class TreeFiles:
                 if copy is None:
                     break
                 try:
-                    return Sstable.open(path, fs=self.fs, lsn=meta.lsn, data_path=copy, resident=True)
+                    return Sstable.open(path, fs=self.fs, lsn=meta.lsn, key=meta.key, data_path=copy, resident=True)
                 except FileNotFoundError as error:
                     missing = error.filename or path
                     if missing != copy:  # its index, which is never evicted
@@ -137,7 +135,7 @@ class TreeFiles:
         """Return the summary of a file built outside; `Invalid` if it is of another store, or if `check` raises it."""
         path = f"{self.root}/{catalog.file_name(chunk_id)}"
         try:
-            table = Sstable.open(path, fs=self.fs)
+            table = Sstable.open(path, fs=self.fs, key=catalog.storage.key)
         except FileNotFoundError as error:
             raise CorruptionError(error.filename or path, 0, "this file is to be adopted, and is missing") from None
         try:
