@@ -19,6 +19,7 @@ from penstock.archive.plain import TemporaryFile
 from penstock.archive.table_keys import lent_keys
 from penstock.errors import CorruptionError, Invalid, KeyMissing, UnsupportedVersion, WrongKey
 from penstock.host import threads
+from penstock.host.file_errors import translate_os_errors
 from penstock.host.files import Buffer, File, FileSystem
 from penstock.host.mappings import anonymous_memory
 from penstock.host.randomness import Random
@@ -257,7 +258,8 @@ class StoredBlocks:
     def read(self, number: int) -> bytes:
         """Return the bytes of a block."""
         at, (stored, checksum) = self.starts[number], self.entries[number]
-        data = self._file.pread(stored & ~_RAW, at)
+        with translate_os_errors():
+            data = self._file.pread(stored & ~_RAW, at)
         if len(data) != stored & ~_RAW or (crc32c is not None and crc32c(data) != checksum):
             raise CorruptionError(self._file.path, at, f"block {number} is not what was written")
         return data
