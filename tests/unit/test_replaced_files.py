@@ -134,7 +134,9 @@ def test_what_a_driver_merged_must_have_the_tables_key(store: penstock.Store, ho
         inputs=(MergeInput(path="x"),), folder=str(Path(chunk.file).parent), store=store.identity,
         chunk_ids=(chunk.chunk,), now_us=0, table_id=info.table_id, sealing=("none", 1, True),
     )  # fmt: skip
-    offers = MergeOffers(OfferBoard(clock=store.clock, random=system_random()), fs=store.files, root=store.path, bytes_min=0)
+    offers = MergeOffers(
+        OfferBoard(clock=store.clock, random=system_random()), fs=store.files, root=store.path, bytes_min=0
+    )
     with pytest.raises(CorruptionError, match=REFUSED[how]):
         offers._received(plan, [chunk.chunk], {chunk.chunk})
     assert path.exists()

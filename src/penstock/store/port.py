@@ -386,6 +386,9 @@ class LocalPort(LiveReading):
         if info is None:
             raise NotFound(f"table {name} was dropped while it was being created")
         self._keys.check([info])  # now, not in the first flush: a key service that fails must not fail writes
+        if key is not None and info.key == key:
+            for _, newer in self._keys.rewrapped([info], self._keys.newest()):  # keys were rotated meanwhile
+                self.rewrap(info, newer)
         return info
 
     def drop(self, name: str) -> None:
@@ -417,12 +420,11 @@ class LocalPort(LiveReading):
         self._command(encode_ops(SetStatus(info.table_id, status)))
         return self._existing(info.table_id)
 
-    def rewrap(self, info: TableInfo, key: WrappedKey) -> TableInfo:
+    def rewrap(self, info: TableInfo, key: WrappedKey) -> None:
         """Replace the wrapped key of an encrypted table by the same key, wrapped by another master key."""
         self._check_changes()
         assert info.key is not None
         self._command(encode_ops(Rewrap(info.table_id, info.key.version, key)))
-        return self._existing(info.table_id)
 
     def table_key(self, info: TableInfo) -> bytes | None:
         """Return the key of a table; None if it is not encrypted."""
