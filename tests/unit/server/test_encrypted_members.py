@@ -94,3 +94,23 @@ def test_a_rotation_on_the_leader_reaches_every_member(cluster: LocalCluster) ->
     fill(cluster.leader_store(), "third")
     cluster.digests()
     assert leaks(cluster.folder) == []
+
+
+def test_a_member_without_the_key_keeps_the_journal_and_catches_up_with_it(tmp_path: Path) -> None:
+    with_key, without = replace(SETTINGS, encrypt=False), replace(SETTINGS, keys=None, encrypt=False)
+    with LocalCluster(tmp_path, settings=with_key) as cluster:
+        cluster.write(lambda store: store.kv("secret", encrypted=True).put(MARKER, MARKER, durable=True))
+        cluster.await_agreement()
+        cluster.stop("c")
+        cluster.settings = without
+        cluster.start("c")  # it cannot open its store, and resigns if it is elected
+        cluster.write(lambda store: store.kv("open").put(b"a", b"1", durable=True))
+        cluster.stop(next(name for name in cluster.followers() if name != "c"))  # c is needed for a quorum
+        cluster.write(lambda store: store.kv("open").put(b"b", b"2", durable=True))
+        cluster.stop("c")
+        cluster.settings = with_key
+        cluster.start("c")
+        found = cluster.await_agreement()["c"]
+        assert found.kv("secret")[MARKER] == MARKER
+        assert found.kv("open")[b"b"] == b"2"
+        assert leaks(tmp_path) == []
