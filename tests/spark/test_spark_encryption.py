@@ -10,6 +10,9 @@ import pytest
 from test_spark_maintenance import SETTINGS, maintaining, wait_for_driver
 
 import penstock
+from penstock.archive.chunk import ChunkIdentity
+from penstock.lsm.rows import Columns
+from penstock.lsm.writer import SstableWriter, index_path
 
 KEYS = {1: b"1" * 32}
 MARKER = "Zx9Marker"
@@ -20,6 +23,17 @@ ZSTD = penstock.StorageOptions(compression=penstock.CompressionConfig(penstock.C
 
 def leaks(folder: str) -> list[str]:
     return [str(path) for path in Path(folder).rglob("*") if path.is_file() and MARKER.encode() in path.read_bytes()]
+
+
+def replace_by_a_plain_file(store: penstock.Store, table: str) -> None:
+    """Put a file in the place of an encrypted one, with all that its name, header and index can show but the key."""
+    chunk = store.chunks(table)[0]
+    path = f"{store.path}/{chunk.file}"
+    for name in (path, index_path(path)):
+        store.files.unlink(name)
+    writer = SstableWriter(store.files, path, ChunkIdentity(store=store.identity, chunk_id=chunk.chunk))
+    writer.append(Columns.of([b"made up"], [b"by somebody"], 1, [0]))
+    writer.finish()
 
 
 def test_tasks_read_write_and_compact_encrypted_files(spark: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,4 +71,7 @@ def test_tasks_read_write_and_compact_encrypted_files(spark: Any, folder: str, m
         assert len(users) == ROWS
         assert users.get(b"Zx9Marker77") == "Zx9Marker value 77" + MORE
         assert leaks(folder) == []
+        replace_by_a_plain_file(store, "users")
+        with pytest.raises(Exception, match="it is not encrypted, and its table is"):
+            found.count()
     assert leaks(folder) == []

@@ -497,7 +497,7 @@ def test_a_plain_file_is_not_adopted_by_an_encrypted_table(tmp_path: Path) -> No
         writer = SstableWriter(store.files, f"{store.path}/{staged.file_name}", identity)
         writer.append(Columns.of([b"a"], [b"1"], 1, [0]))
         writer.finish()
-        with pytest.raises(Invalid, match="is not encrypted, but its table is"), store.batch() as batch:
+        with pytest.raises(Invalid, match="is not encrypted with the key of its table"), store.batch() as batch:
             batch.adopt("users", [sealed(store.files, store.path, staged)])
         assert len(store.kv("users")) == 0
 

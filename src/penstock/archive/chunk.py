@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from penstock.errors import Invalid
+from penstock.errors import CorruptionError, Invalid
 from penstock.host.files import Buffer
 from penstock.host.randomness import Random, system_random
 
@@ -71,6 +71,16 @@ class Sealing:
 PLAIN = Sealing()
 
 
+def check_key(path: str, found: int, expected: int | None) -> None:
+    """Raise `CorruptionError` if a chunk names another key than expected (0: it is plain); None expects nothing."""
+    if expected is None or found == expected:
+        return
+    if not found:
+        raise CorruptionError(path, 0, "it is not encrypted, and its table is")
+    table = f"has key {expected}" if expected else "is not encrypted"
+    raise CorruptionError(path, 0, f"it is encrypted with key {found}, and its table {table}")
+
+
 class Chunk(Protocol):
     """The content of a chunk, open for reading."""
 
@@ -82,8 +92,8 @@ class Chunk(Protocol):
         """The size of the content in bytes."""
 
     @property
-    def encrypted(self) -> bool:
-        """Whether its blocks are encrypted, and so authenticated."""
+    def key(self) -> int:
+        """The number of the key that its blocks are encrypted, and so authenticated, with; 0 if they are plain."""
 
     @property
     def lazy(self) -> bool:

@@ -4,7 +4,8 @@ The least recently used file is removed first. A file that is mapped stays reada
 until the mapping ends: `on_removed` is the place to end it.
 
 Thread: any; a file is fetched once, by the first thread that asks for it. `_changed` is not held during a transfer.
-Invariants: (1) a file in the folder is whole and synced. (2) the files have at most `bytes_max` bytes together, except
+Invariants: (1) a file in the folder was whole and synced when it got its name, and one that an earlier process left is
+compared with its key before it is used. (2) the files have at most `bytes_max` bytes together, except
 that one file may be larger, and those that are being fetched. (3) no file is fetched while it is being removed: what
 was just fetched would go.
 """
@@ -15,7 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from penstock.archive.objects import INDEX, FileKey, parse_file_key
-from penstock.errors import Invalid, WaitExpired
+from penstock.archive.transfer import file_checksum
+from penstock.errors import CorruptionError, Invalid, WaitExpired
 from penstock.host import threads
 from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
@@ -37,6 +39,7 @@ class FileCache:
         self._changed = threads.condition("archive.cache")
         self._files: OrderedDict[str, int] | None = None  # guarded by _changed: bytes by key, the oldest use first
         self._busy: set[str] = set()  # guarded by _changed: being fetched or removed
+        self._unchecked: set[str] = set()  # guarded by _changed: left by an earlier process, and not read since
 
     def path_of(self, key: str, fetch: Callable[[str], None], timeout_s: float = WAIT_S) -> str:
         """Return the path of a fetched file; `fetch` writes it to a path if it is not there yet.
@@ -48,7 +51,8 @@ class FileCache:
             files = self._loaded()
             if not self._changed.wait_for(lambda: key not in self._busy, timeout_s):
                 raise WaitExpired(f"{key} is being fetched, and this takes too long: try again later")
-            if key in files and self._fs.exists(path):  # else somebody emptied the folder
+            is_here = key in files and self._fs.exists(path)  # else somebody emptied the folder
+            if is_here and key not in self._unchecked:
                 files.move_to_end(key)
                 return path
             files.pop(key, None)
@@ -56,8 +60,10 @@ class FileCache:
             surplus = self._make_room(size)
         try:
             self._remove(surplus)
-            fetch(path)
+            if not (is_here and self._is_sound(key)):
+                fetch(path)
             with self._changed:
+                self._unchecked.discard(key)
                 files[key] = size
                 surplus = self._make_room(0, but=key)  # others were fetched meanwhile
             self._remove(surplus)
@@ -66,6 +72,14 @@ class FileCache:
                 self._busy.discard(key)
                 self._changed.notify_all()
         return path
+
+    def _is_sound(self, key: str) -> bool:
+        """Whether a file that an earlier process left is still what it fetched; a damaged one would fail every read."""
+        named = _named(key)
+        try:
+            return file_checksum(self._fs, self._path(key)) == (named.size, named.checksum)
+        except (CorruptionError, OSError):
+            return False
 
     def bytes(self) -> int:
         """Return the size of all files."""
@@ -95,6 +109,7 @@ class FileCache:
                     self._files[key] = _named(key).size
                 except Invalid:
                     remove_file(self._fs, f"{self._folder}/{name}")
+            self._unchecked.update(self._files)
             for key in self._make_room(0):
                 remove_file(self._fs, self._path(key))
                 self._busy.discard(key)

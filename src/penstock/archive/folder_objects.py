@@ -6,16 +6,18 @@ Invariant: an object appears under its key whole and synced, or not at all; dele
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from penstock.archive.objects import NetworkFailure, StoredObject, check_key
 from penstock.errors import StoreLocked
 from penstock.host import threads
 from penstock.host.file_operations import make_dirs, publish, remove_file, walk
-from penstock.host.files import Buffer, FileSystem
+from penstock.host.files import Buffer, File, FileSystem
 from penstock.host.paths import parent
 
 LOCK, TEMPORARY = "LOCK", ".tmp"
+T = TypeVar("T")
 
 
 class FolderObjects:
@@ -74,21 +76,29 @@ class FolderObjects:
             file.close()
 
     def read(self, key: str, start: int, end: int) -> bytes:
-        file = self._fs.open(self._path(key))
-        try:
-            return file.pread(end - start, start)
-        finally:
-            file.close()
+        return self._opened(key, lambda file: file.pread(end - start, start))
 
     def size(self, key: str) -> int | None:
         try:
-            file = self._fs.open(self._path(key))
+            return self._opened(key, lambda file: file.size())
         except FileNotFoundError:
             return None
+
+    def _opened(self, key: str, act: Callable[[File], T]) -> T:
+        """Read from an object's file; `NetworkFailure` if that fails, as a folder on another machine may."""
+        path = self._path(key)
         try:
-            return file.size()
-        finally:
-            file.close()
+            file = self._fs.open(path)
+            try:
+                return act(file)
+            finally:
+                file.close()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            threads.raise_interrupt(error)
+            reason = error.strerror or str(error)
+            raise NetworkFailure(f"{self.url}/{key} cannot be read now ({reason}): try again later") from error
 
     def listed(self, prefix: str) -> Iterator[StoredObject]:
         for name in walk(self._fs, self._path(prefix)):

@@ -14,11 +14,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.archive.chunk import CODECS, ChunkIdentity, KeyRing, Sealing, crc32c
+from penstock.archive.chunk import CODECS, ChunkIdentity, KeyRing, Sealing, check_key, crc32c
 from penstock.archive.plain import TemporaryFile
 from penstock.archive.table_keys import lent_keys
 from penstock.errors import CorruptionError, Invalid, KeyMissing, UnsupportedVersion, WrongKey
 from penstock.host import threads
+from penstock.host.file_errors import translate_os_errors
 from penstock.host.files import Buffer, File, FileSystem
 from penstock.host.mappings import anonymous_memory
 from penstock.host.randomness import Random
@@ -122,6 +123,11 @@ class _Header:
     key_nonce: bytes
     wrapped: bytes
     table_tag: bytes
+
+    @property
+    def key(self) -> int:
+        """The number of the key that the chunk is encrypted with; 0 if it is not."""
+        return self.key_version if self.cipher else 0
 
     def pack(self) -> bytes:
         head = _HEADER.pack(
@@ -252,7 +258,8 @@ class StoredBlocks:
     def read(self, number: int) -> bytes:
         """Return the bytes of a block."""
         at, (stored, checksum) = self.starts[number], self.entries[number]
-        data = self._file.pread(stored & ~_RAW, at)
+        with translate_os_errors():
+            data = self._file.pread(stored & ~_RAW, at)
         if len(data) != stored & ~_RAW or (crc32c is not None and crc32c(data) != checksum):
             raise CorruptionError(self._file.path, at, f"block {number} is not what was written")
         return data
@@ -263,10 +270,13 @@ class FramedChunk:
 
     lazy = True
 
-    def __init__(self, file: File, file_bytes: int, keys: KeyRing | None, *, resident: bool = False) -> None:
+    def __init__(
+        self, file: File, file_bytes: int, keys: KeyRing | None, *, key: int | None = None, resident: bool = False
+    ) -> None:
         self._file = file
         self._blocks = StoredBlocks(file, file_bytes)
         self._header = header = self._blocks.header
+        check_key(file.path, header.key, key)
         self._decompress = arrow_codec(header.codec).decompress if header.codec else None
         self._cipher = _unwrap(header, file.path, keys) if header.cipher else None
         if self._cipher is not None:
@@ -294,8 +304,8 @@ class FramedChunk:
         return self._header.identity
 
     @property
-    def encrypted(self) -> bool:
-        return self._cipher is not None
+    def key(self) -> int:
+        return self._header.key
 
     @property
     def view(self) -> memoryview | None:
@@ -366,23 +376,6 @@ class FramedChunk:
             self._resident = None  # freed with the last slice of it
             decoded_memory.release(self._header.size)
         self._file.close()
-
-
-def damaged_blocks(fs: FileSystem, path: str) -> list[CorruptionError]:
-    """Check a framed chunk as far as that needs no key: its header, its table, and the checksum of every block."""
-    file, damage = fs.open(path), list[CorruptionError]()
-    try:
-        blocks = StoredBlocks(file, file.size())
-        for number in range(blocks.header.blocks):
-            try:
-                blocks.read(number)
-            except CorruptionError as error:
-                damage.append(error)
-    except CorruptionError as error:
-        damage.append(error)
-    finally:
-        file.close()
-    return damage
 
 
 def _wrap(data_key: bytes, keys: KeyRing, identity: ChunkIdentity, random: Random) -> tuple[int, bytes, bytes]:

@@ -175,10 +175,9 @@ def _checked_key(key: Any, version: Any) -> bytes:
     return bytes(key)
 
 
-def wrap(key: bytes, masters: MasterKeys, identity: bytes, random: Random) -> WrappedKey:
-    """Wrap a table's key with the newest master key, for the store with this identity."""
-    version, nonce = masters.current(), random.randbytes(12)
-    master = _checked_key(masters.key(version), version)
+def wrap(key: bytes, masters: MasterKeys, version: int, identity: bytes, random: Random) -> WrappedKey:
+    """Wrap a table's key with the master key of a version, for the store with this identity."""
+    nonce, master = random.randbytes(12), _checked_key(masters.key(version), version)
     return WrappedKey(version, nonce, aes_gcm(master).encrypt(nonce, key, _CONTEXT.pack(_LABEL, identity, version)))
 
 

@@ -74,7 +74,7 @@ class PlainChunk:
     """Mapped content."""
 
     lazy = False
-    encrypted = False
+    key = 0
 
     def __init__(self, path: str, view: memoryview) -> None:
         self._path = path

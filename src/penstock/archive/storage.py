@@ -45,6 +45,11 @@ class FileStorage:
         self.keys = keys  # None: not encrypted
         self.sealer = sealer  # of what is in no file of its own; None: not encrypted
 
+    @property
+    def key(self) -> int:
+        """The number of the key that its files are encrypted with; 0: they are not."""
+        return 0 if self.keys is None else self.keys.current()
+
     def sealing(self, level: int) -> Sealing:
         """Return how a new file of a level is written; files that are not of a tree are of level 0."""
         codecs = self._codecs()

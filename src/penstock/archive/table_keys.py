@@ -31,9 +31,9 @@ _lock = threads.lock("archive.table_keys")
 _lent: dict[bytes, list[Callable[[], TableKeySource | None]]] = {}
 
 
-def key_number(table_id: int) -> int:
-    """Return the number under which chunks name the key of a table."""
-    return table_id << GENERATION_BITS | GENERATION
+def key_number(table_id: int, encrypted: bool = True) -> int:
+    """Return the number under which chunks name the key of a table; 0 if the table is not encrypted."""
+    return table_id << GENERATION_BITS | GENERATION if encrypted else 0
 
 
 class TableKeyRing:

@@ -33,6 +33,8 @@ def _translated(error: OSError) -> PenstockError:
     where, reason = error.filename or "a file of the store", error.strerror or str(error)
     if is_disk_full(error):
         return DiskFull(f"{where} has no room, the disk is full: free some space, then retry")
+    if error.errno in _NO_RESOURCES:
+        return ProcessLimit(f"{where} cannot be used ({reason}): close other files or processes, or raise the limit")
     if isinstance(error, _WRONG_TYPE):
         return _wrong_type(error)
     if error.errno == errno.ELOOP:

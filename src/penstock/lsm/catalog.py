@@ -75,7 +75,7 @@ class Catalog:
                 continue
             detail = self.detail(key.chunk_id, row)
             if detail.shard == self.shard:
-                files.append(_meta(key.chunk_id, row, detail))
+                files.append(_meta(key.chunk_id, row, detail, self.storage.key))
         watermarks = self._manifest.get_wal_state(WalStateKey(self.db_id, self.shard)) or WalStateRecord()
         return files, watermarks.stored_lsn, _progress(watermarks)
 
@@ -116,6 +116,7 @@ class Catalog:
             has_ranges=summary.range_deletes > 0,
             expires=summary.expiring > 0,
             lsn=lsn,
+            key=self.storage.key,
         )
 
     def publish(
@@ -172,7 +173,7 @@ def _progress(watermarks: WalStateRecord) -> TreeProgress:
     return msgspec.msgpack.decode(watermarks.detail, type=TreeProgress) if watermarks.detail else TreeProgress()
 
 
-def _meta(chunk_id: int, row: ChunkEntryRecord, detail: TableDetail) -> FileMeta:
+def _meta(chunk_id: int, row: ChunkEntryRecord, detail: TableDetail, key: int) -> FileMeta:
     return FileMeta(
         chunk_id=chunk_id,
         file_name=row.file_name,
@@ -188,6 +189,7 @@ def _meta(chunk_id: int, row: ChunkEntryRecord, detail: TableDetail) -> FileMeta
         has_ranges=detail.has_ranges,
         expires=detail.expires,
         lsn=detail.lsn,
+        key=key,
         object=_object(row),
     )
 

@@ -95,7 +95,7 @@ class FilePiece(msgspec.Struct, frozen=True, array_like=True):
         """Open a file, or a copy of it from the archive with the credentials of this process; None without either."""
         path = f"{root}/{meta.file_name}"
         try:
-            return Sstable.open(path, lsn=meta.lsn)
+            return Sstable.open(path, lsn=meta.lsn, key=meta.key)
         except FileNotFoundError:
             if meta.object is None or not self.archive:
                 return None
@@ -104,7 +104,7 @@ class FilePiece(msgspec.Struct, frozen=True, array_like=True):
         except (ArchiveUnavailable, Invalid) as error:  # the owner may have what this process lacks
             logger.warning("%s is read from the owner, not from the archive: %s", meta.file_name, error)
             return None
-        return Sstable.open(path, lsn=meta.lsn, data_path=copy)
+        return Sstable.open(path, lsn=meta.lsn, key=meta.key, data_path=copy)
 
     def damage(self, start: bytes, end: bytes | None, root: str, identity: bytes) -> Iterator[tuple[str, str]]:
         """Check every page of the files that begin in [start, end); yield (path, reason) for each damage."""

@@ -242,11 +242,6 @@ class Index:
             self.slot_view = chunk.view[self._slots_at :].cast("I")
             self.ready = crc32c is None and not chunk.lazy
 
-    @property
-    def encrypted(self) -> bool:
-        """Whether its file is encrypted."""
-        return self._chunk.encrypted
-
     def _check_head(self, path: str, rows: int, texts_end: int, body_bytes: int) -> None:
         """Check that the numbers are consistent, which a checksum does not show: another process may have built it."""
         counts = self.batches["rows"]

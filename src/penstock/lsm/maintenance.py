@@ -14,7 +14,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import msgspec
 
@@ -122,7 +121,7 @@ class Maintenance:
         known = progress.operators if files else ()
         tree = Tree(
             files,
-            partial(self._files.open_table, encrypted=catalog.storage.keys is not None),
+            self._files.open_table,
             clock=self._clock,
             locate=self._files.locate,
             settings=settings or self._tree_settings,

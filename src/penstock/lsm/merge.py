@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from penstock.archive.chunk import ChunkIdentity, Codec, KeyRing, Sealing
-from penstock.archive.table_keys import lent_keys
+from penstock.archive.table_keys import key_number, lent_keys
 from penstock.errors import Closed, Invalid, KeyMissing
 from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
@@ -69,6 +69,11 @@ class MergePlan:
             raise Invalid("a merge needs at least one input and one chunk id for its output")
         if self.output_bytes <= 0 or (self.end is not None and self.end < self.start):
             raise Invalid("a merge needs output_bytes above 0 and start not above end")
+
+    @property
+    def key(self) -> int:
+        """The number of the key that inputs and outputs are encrypted with; 0: they are not."""
+        return key_number(self.table_id, self.sealing[2])
 
     def under(self, root: str) -> MergePlan:
         """Return the plan with its names, relative to a store, put under `root`."""
@@ -119,9 +124,8 @@ def merge(
     outputs = _Outputs(plan, fs, sealing, maker)
     try:
         for source in plan.inputs:
-            tables.append(Sstable.open(source.path, fs=fs, keys=keys, lsn=source.lsn))
-            if sealing.keys is not None:
-                tables[-1].check_encrypted()  # else a merge would encrypt what somebody made up
+            # By its key: else a merge would encrypt what somebody made up.
+            tables.append(Sstable.open(source.path, fs=fs, keys=keys, lsn=source.lsn, key=plan.key))
         ranges = RangeDeletes.of(piece for table in tables for piece in table.range_deletes)
         # One slice is written while the next is merged: numpy and I/O release the interpreter lock.
         with ThreadPoolExecutor(1, "merge-output") as pool:

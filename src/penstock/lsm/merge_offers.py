@@ -81,7 +81,7 @@ class MergeOffers:
         summaries: list[Summary] = []
         for chunk_id in made:
             path = sstable_path(f"{self._root}/{plan.folder}", chunk_id)
-            table = Sstable.open(path, fs=self._fs)
+            table = Sstable.open(path, fs=self._fs, key=plan.key)
             summaries.append(table.summary)
             table.close()
             if (table.summary.store, table.summary.chunk_id) != (plan.store, chunk_id):

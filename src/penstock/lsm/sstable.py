@@ -16,6 +16,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -167,27 +168,28 @@ class Sstable:
         fs: FileSystem | None = None,
         keys: KeyRing | None = None,
         lsn: int | None = None,
+        key: int | None = None,
         data_path: str | None = None,
         resident: bool = False,
     ) -> Sstable:
         """Open a file and its index. `data_path`: of a copy of the file, if it is not beside its index.
 
-        `resident`: see `open_chunk`; for files that are read again and again.
+        `key`, of both, and `resident`, for files that are read again and again: see `open_chunk`.
         """
         fs = OsFileSystem() if fs is None else fs
-        index_chunk = open_chunk(fs, index_path(path), keys, resident=resident)
-        data = open_chunk(fs, path if data_path is None else data_path, keys, resident=resident)
-        return cls(data, Index(index_chunk), lsn)
+        with ExitStack() as opened:  # what was opened before a failure
+            index_chunk = open_chunk(fs, index_path(path), keys, key=key, resident=resident)
+            opened.callback(index_chunk.close)
+            data = open_chunk(fs, path if data_path is None else data_path, keys, key=key, resident=resident)
+            opened.callback(data.close)
+            table = cls(data, Index(index_chunk), lsn)
+            opened.pop_all()
+        return table
 
     def close(self) -> None:
         """Close the files. Requires: no reader is left; blocks that are not mapped become unreadable."""
         self._index.close()
         self._data.close()
-
-    def check_encrypted(self) -> None:
-        """Raise `CorruptionError` if the file or its index is plain. Requires: its table is encrypted."""
-        if not (self._data.encrypted and self._index.encrypted):
-            raise CorruptionError(self.path, 0, "this file or its index is not encrypted, and its table is")
 
     @property
     def mapped(self) -> bool:

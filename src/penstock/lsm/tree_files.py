@@ -12,6 +12,7 @@ from typing import Protocol
 
 from penstock.archive.chunk import ChunkIdentity
 from penstock.errors import CorruptionError, Invalid
+from penstock.host.file_errors import translate_os_errors
 from penstock.host.files import FileSystem
 from penstock.lsm.catalog import Catalog
 from penstock.lsm.index import ROWS_MAX, Summary
@@ -42,6 +43,9 @@ class ArchivedFiles(Protocol):
     def cached(self, meta: FileMeta) -> str | None:
         """Return the path of a copy to read, fetched if need be; None if the archive has none."""
 
+    def discard(self, meta: FileMeta) -> None:
+        """Remove the copy of a file, which is damaged; the archive has another one."""
+
     def bring_back(self, meta: FileMeta) -> None:
         """Fetch a file into the store's folder again."""
 
@@ -69,33 +73,38 @@ class TreeFiles:
             if self.archive is not None and not self.is_here(meta):
                 self.archive.bring_back(meta)
 
-    def open_table(self, meta: FileMeta, encrypted: bool = False) -> Sstable:
-        """Open a listed file; `CorruptionError` if it is missing, another file, or plain in an encrypted table."""
+    def open_table(self, meta: FileMeta) -> Sstable:
+        """Open a listed file; `CorruptionError` if it is missing, another file, or not encrypted as its table is."""
         path = f"{self.root}/{meta.file_name}"
-        try:
-            table = Sstable.open(path, fs=self.fs, lsn=meta.lsn, resident=True)
-        except FileNotFoundError as error:
-            table = self._open_archived(path, meta, error.filename or path)
+        with translate_os_errors():
+            try:
+                table = Sstable.open(path, fs=self.fs, lsn=meta.lsn, key=meta.key, resident=True)
+            except FileNotFoundError as error:
+                table = self._open_archived(path, meta, error.filename or path)
         summary = table.summary
         if (summary.store, summary.chunk_id, summary.rows) != (self.store, meta.chunk_id, meta.rows):
             table.close()
             raise CorruptionError(path, 0, f"this is not the file that the manifest lists as chunk {meta.chunk_id}")
-        if encrypted:
-            table.check_encrypted()
         return table
 
     def _open_archived(self, path: str, meta: FileMeta, missing: str) -> Sstable:
         if self.archive is not None and missing == path:
+            fetched_again = False
             for _ in range(COPY_ATTEMPTS):
                 copy = self.archive.cached(meta)
                 if copy is None:
                     break
                 try:
-                    return Sstable.open(path, fs=self.fs, lsn=meta.lsn, data_path=copy, resident=True)
+                    return Sstable.open(path, fs=self.fs, lsn=meta.lsn, key=meta.key, data_path=copy, resident=True)
                 except FileNotFoundError as error:
                     missing = error.filename or path
                     if missing != copy:  # its index, which is never evicted
                         break
+                except CorruptionError as error:
+                    if error.path != copy or fetched_again:
+                        raise
+                    fetched_again = True
+                    self.archive.discard(meta)
         raise CorruptionError(missing, 0, "this file is listed in the manifest, and missing")
 
     def open_all(self, metas: Sequence[FileMeta]) -> list[TableFile]:
@@ -137,7 +146,7 @@ class TreeFiles:
         """Return the summary of a file built outside; `Invalid` if it is of another store, or if `check` raises it."""
         path = f"{self.root}/{catalog.file_name(chunk_id)}"
         try:
-            table = Sstable.open(path, fs=self.fs)
+            table = Sstable.open(path, fs=self.fs, key=catalog.storage.key)
         except FileNotFoundError as error:
             raise CorruptionError(error.filename or path, 0, "this file is to be adopted, and is missing") from None
         try:

@@ -50,6 +50,7 @@ class FileMeta:
     has_ranges: bool
     expires: bool  # some of its rows expire
     lsn: int | None = None  # replaces the LSN of all rows, in an adopted file
+    key: int = 0  # the number of the key that it is encrypted with; 0: it is plain
     object: str | None = None  # its key in the archive, if that was verified before the tree was opened
 
 

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,7 +36,7 @@ from penstock.arguments import in_short, text, whole
 from penstock.errors import CorruptionError, Invalid, NotFound, TokenTooOld
 from penstock.host import threads
 from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id
-from penstock.journal.record import JournalRecord, Section
+from penstock.journal.record import JournalRecord, Section, decode
 from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
 from penstock.lsm.tree import Tree
@@ -91,7 +92,11 @@ class TableInfo(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def storage_options(self) -> StorageOptions:
-        return decode_storage(self.storage)
+        options = decode_storage(self.storage)
+        if self.key is None or options.encryption is None or options.encryption.key_version == self.key.version:
+            return options
+        encryption = msgspec.structs.replace(options.encryption, key_version=self.key.version)  # after a rotation
+        return msgspec.structs.replace(options, encryption=encryption)
 
     @property
     def table(self) -> int:
@@ -190,6 +195,16 @@ KindCondition = Callable[[bytes, Callable[[bytes], bytes | None], Callable[[byte
 def encode_ops(*operations: LedgerOp) -> bytes:
     """Encode operations as a section for the ledger."""
     return _encode(list(operations))
+
+
+def rewrapped_keys(body: bytes) -> Iterator[tuple[int, WrappedKey]]:
+    """Iterate over the keys of tables that a record of the journal wraps anew, by table."""
+    for section in (section for group in decode(body).groups for section in group.sections):
+        if section.header.partition == LEDGER:
+            with suppress(msgspec.DecodeError):  # the ledger sets it aside
+                for operation in _ops.decode(section.payload):
+                    if isinstance(operation, Rewrap):
+                        yield operation.table_id, operation.key
 
 
 def encode_condition(condition: Condition) -> bytes:

@@ -25,12 +25,13 @@ from itertools import chain
 import msgspec
 import xxhash
 
+from penstock.archive.table_keys import key_number
 from penstock.errors import CorruptionError, GateShut, Invalid, NotFound
 from penstock.host import threads
 from penstock.host.file_operations import remove_folder, rename_durably
 from penstock.host.files import FileSystem
 from penstock.journal.consensus import Consensus
-from penstock.journal.partitions import PartitionId
+from penstock.journal.partitions import PartitionId, table_of
 from penstock.journal.record import REFERENCE
 from penstock.lsm.maintenance import KEPT
 from penstock.lsm.sstable import Sstable
@@ -94,10 +95,11 @@ class PartitionExport:
 
     def check(self) -> None:
         """Read all files and compare them with their checksums; `CorruptionError` for the first damage."""
+        table_id = table_of(PartitionId(self._header.partition))
         for _, row in self._content.chunks:
             path = f"{self._root}/{row.file_name}"
             try:
-                table = Sstable.open(path, fs=self._fs)
+                table = Sstable.open(path, fs=self._fs, key=key_number(table_id, row.encrypted))
             except FileNotFoundError:
                 raise CorruptionError(path, 0, "the manifest lists this file, and it is missing") from None
             try:

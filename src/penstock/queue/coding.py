@@ -109,12 +109,17 @@ def partition_of(folder: str) -> PartitionId:
     return partition_id(int(table), int(shard)) if table.isdecimal() and shard.isdecimal() else PartitionId(0)
 
 
-def lent_coding(identity: bytes, partition: PartitionId) -> BodyCoding:
-    """Return the coding of a shard in a process that only reads its files, with the key that was lent to it."""
-    for keys in lent_keys(identity, table_of(partition)):
+def lent_coding(identity: bytes, partition: PartitionId, encrypted: bool | None = None) -> BodyCoding:
+    """Return the coding of a shard in a process that only reads its files, with the key that was lent to it.
+
+    `encrypted`: whether its table is, `KeyMissing` if then no key was lent; None: if there is a key.
+    """
+    for keys in lent_keys(identity, table_of(partition)) if encrypted is not False else ():
         try:
             sealer = ByteSealer(keys.key(keys.current()), system_random())
         except KeyMissing:
-            continue  # the table is not encrypted
+            continue  # of another copy of the store, or the table is not encrypted
         return BodyCoding(FileStorage(keys=keys, sealer=sealer), partition)
+    if encrypted:
+        raise KeyMissing(f"table {table_of(partition)} is encrypted, and this process has no key for its files")
     return PLAIN_CODING

@@ -132,6 +132,11 @@ class QueueMachine(Machine):
         return self._stored
 
     @property
+    def encrypted(self) -> bool:
+        """Whether its messages are encrypted in files."""
+        return self._context.files_of(self._descriptor.table_id).keys is not None
+
+    @property
     def takes_headers(self) -> bool:
         """Whether its messages may have headers, now."""
         return has_headers(self._context.options_of(self._descriptor.table_id))
@@ -382,6 +387,7 @@ class QueueState(ShardSnapshot):
         self.next = next_sequence
         self.feed: QueueFeedView | None = None
         self._headers = machine.takes_headers  # whether scans have the column
+        self._encrypted = machine.encrypted
 
     def queue(self) -> PersistentQueue:
         """Return the queue; `Closed` if the snapshot, or the queue, was closed."""
@@ -437,7 +443,10 @@ class QueueState(ShardSnapshot):
         borders = [first + (last - first) * index // count for index in range(count)] + [last]
         return [
             Piece(
-                self._partition, KEY.pack(low), KEY.pack(high), *describe_piece(view, folder, low, high, self._headers)
+                self._partition,
+                KEY.pack(low),
+                KEY.pack(high),
+                *describe_piece(view, folder, low, high, self._headers, self._encrypted),
             )
             for low, high in pairwise(borders)
             if low < high

@@ -38,13 +38,16 @@ class _QueuePiece(msgspec.Struct, frozen=True, array_like=True):
     folder: str
     spans: list[_Span]
     headers: bool = False  # whether its batches have that column
+    encrypted: bool = False  # whether its messages are: plain ones are refused then
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_QueuePiece)
 
 
-def describe_piece(view: FilesView, folder: str, low: int, high: int, headers: bool) -> tuple[bytes, int]:
+def describe_piece(  # noqa: PLR0917 - where it is, then what it is
+    view: FilesView, folder: str, low: int, high: int, headers: bool, encrypted: bool
+) -> tuple[bytes, int]:
     """Encode which files hold the messages [low, high), and estimate the bytes to read."""
     spans: list[_Span] = []
     index = view.files.index_of(low)
@@ -55,7 +58,7 @@ def describe_piece(view: FilesView, folder: str, low: int, high: int, headers: b
         offset = 0 if span.index is None else span.index.before(max(low, span.first))
         spans.append(_Span(span.path, span.size, offset))
         index += 1
-    return _encode(_QueuePiece(folder, spans, headers)), sum(span.size - span.offset for span in spans)
+    return _encode(_QueuePiece(folder, spans, headers, encrypted)), sum(span.size - span.offset for span in spans)
 
 
 def read_piece(detail: bytes, low: int, high: int, root: str, identity: bytes) -> Iterator[Any] | None:
@@ -66,7 +69,7 @@ def read_piece(detail: bytes, low: int, high: int, root: str, identity: bytes) -
         files = [(span, DataReader.open(fs, folder, span.path, identity)) for span in described.spans]
     except FileNotFoundError:
         return None
-    coding = lent_coding(identity, partition_of(folder))
+    coding = lent_coding(identity, partition_of(folder), described.encrypted)
     return gathered(_batches(files, low, high, folder, described.headers, coding))
 
 

@@ -19,11 +19,13 @@ from contextlib import suppress
 import google_crc32c
 import msgspec
 
-from penstock.errors import Closed, CorruptionError, Invalid, PenstockError
+from penstock.archive.container import check_blocks
+from penstock.errors import Closed, CorruptionError, Invalid
 from penstock.host.file_operations import make_dirs, publish, remove_file, remove_folder, walk
 from penstock.host.files import File, FileSystem
 from penstock.host.paths import parent
 from penstock.lsm.sstable import Sstable
+from penstock.lsm.writer import index_path
 from penstock.partition.aside import FOLDER as ASIDE
 from penstock.partition.reference import FETCHED
 from penstock.replica.file_channel import PIECE_BYTES, FileClient, ShippedFile, SnapshotListing, hash_prefix
@@ -142,18 +144,18 @@ class SnapshotTaker:
 
     def _verify(self, path: str) -> None:
         try:
-            table = Sstable.open(path, fs=self._fs)
+            # The key of an encrypted table is in the ledger, which is being fetched, too.
+            keys = [check_blocks(self._fs, name) for name in (path, index_path(path))]
+            if any(keys):
+                return
+            table = Sstable.open(path, fs=self._fs, key=0)
+            damage = table.damaged_pages()
+            table.close()
+            for error in damage:
+                raise error
         except CorruptionError:
-            self._fs.unlink(path)
-            raise
-        except PenstockError as error:  # of an encrypted table, whose key is lent when its store is open
-            logger.info("%s is verified when it is read: %s", path, error)
-            return
-        damage = table.damaged_pages()
-        table.close()
-        if damage:
             self._fs.unlink(path)  # the next attempt fetches it again
-            raise damage[0]
+            raise
 
     def make_ready(self, listing: SnapshotListing, cluster: bytes) -> None:
         """Let the fetched store replace the old one. Requires: the old one is closed, and lacks the snapshot's end."""

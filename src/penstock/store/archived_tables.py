@@ -73,6 +73,11 @@ class ArchivedTables:
         objects = self._opened(key, file_name)
         return self.cache.path_of(key, lambda path: fetch(self._fs, objects, key, path, self._stop))
 
+    def discard(self, meta: FileMeta) -> None:
+        key = self._key(meta)
+        if key is not None:
+            self.cache.discard(key)
+
     def bring_back(self, meta: FileMeta) -> None:
         key = self._key(meta)
         if key is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from penstock.archive.container import open_chunk
+from penstock.archive.table_keys import key_number
 from penstock.errors import Closed, CorruptionError, NotFound, PenstockError, Restore
 from penstock.host.file_errors import unreadable
 from penstock.host.file_operations import walk
@@ -93,13 +94,13 @@ class StoreCheck:
     # -- sstables
 
     def _check_sstable(self, key: ChunkKey, row: ChunkEntryRecord) -> None:
-        path = f"{self._source.root}/{row.file_name}"
+        path, expected = f"{self._source.root}/{row.file_name}", key_number(key.db_id, row.encrypted)
         if isinstance(row.residency, Evicted) and not self._source.fs.exists(path):
-            self._check_index(index_path(path))
+            self._check_index(index_path(path), expected)
             return
         damage: list[tuple[str, str]] = []
         try:
-            table = Sstable.open(path, fs=self._source.fs)
+            table = Sstable.open(path, fs=self._source.fs, key=expected)
             try:
                 damage = [(error.path, _reason(error)) for error in table.damaged_pages()]
                 if (table.summary.store, table.summary.chunk_id) != (self._source.identity, key.chunk_id):
@@ -119,10 +120,10 @@ class StoreCheck:
                 self._add(where, reason)
         self._count(row.size_bytes)
 
-    def _check_index(self, path: str) -> None:
+    def _check_index(self, path: str, key: int) -> None:
         """Check what the folder has of an evicted file; `verify_archive` reads its object."""
         try:
-            chunk = open_chunk(self._source.fs, path)
+            chunk = open_chunk(self._source.fs, path, key=key)
             try:
                 index = Index(chunk)
                 for number in range(index.pages):

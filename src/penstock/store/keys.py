@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -16,7 +17,7 @@ from penstock.archive.master_keys import KEY_BYTES, MasterKeys, unwrap, wrap
 from penstock.archive.sealer import ByteSealer
 from penstock.archive.storage import PLAIN_FILES, CodecOfLevel, FileStorage, WrappedKey
 from penstock.archive.table_keys import GENERATION, TableKeyRing
-from penstock.errors import CorruptionError, KeyMissing
+from penstock.errors import CorruptionError, KeyMissing, WrongKey
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.journal.record import CODEC_SEALED, INLINE, Section, SegmentedRecordHeader
@@ -64,7 +65,7 @@ class StoreKeys:
             return encode_storage(msgspec.structs.replace(options, encryption=None)), None
         if self._masters is None:
             raise KeyMissing("an encrypted table needs a master key: open the store with keys=")
-        key = wrap(self._random.randbytes(KEY_BYTES), self._masters, self._identity, self._random)
+        key = wrap(self._random.randbytes(KEY_BYTES), self._masters, self.newest(), self._identity, self._random)
         return encode_storage(msgspec.structs.replace(options, encryption=EncryptionConfig(KEY_ID, key.version))), key
 
     def check(self, tables: Iterable[TableInfo]) -> None:
@@ -73,11 +74,26 @@ class StoreKeys:
             if info.key is not None:
                 self._unwrapped(info)
 
-    def rewrapped(self, info: TableInfo) -> WrappedKey | None:
-        """Return a table's key wrapped by the newest master key; None if it is already, or not encrypted."""
-        if info.key is None or self._masters is None or info.key.version == self._masters.current():
-            return None
-        return wrap(self._unwrapped(info), self._masters, self._identity, self._random)
+    def learn(self, table_id: int, wrapped: WrappedKey) -> None:
+        """Unwrap the key of a table from a form that the ledger does not have yet, if the right master key is here."""
+        with suppress(KeyMissing, WrongKey):
+            self._keys[table_id] = unwrap(wrapped, self._masters, self._identity, str(table_id))
+
+    def check_stored(self, tables: Iterable[TableInfo]) -> None:
+        """Raise `KeyMissing` or `WrongKey` if the master keys, as they are now, do not unwrap what is stored."""
+        for info in tables:
+            if info.key is not None:
+                unwrap(info.key, self._masters, self._identity, info.name)
+
+    def rewrapped(self, tables: Iterable[TableInfo], version: int) -> list[tuple[TableInfo, WrappedKey]]:
+        """Return the keys of encrypted tables wrapped by a master key of this version, where another one does."""
+        if self._masters is None:
+            return []
+        return [
+            (info, wrap(self._unwrapped(info), self._masters, version, self._identity, self._random))
+            for info in tables
+            if info.key is not None and info.key.version != version
+        ]
 
     def newest(self) -> int:
         """Return the version of the newest master key; `KeyMissing` if none were given."""

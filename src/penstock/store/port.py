@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from penstock.archive.container import is_encrypted
+from penstock.archive.container import key_of
 from penstock.archive.storage import WrappedKey
 from penstock.coordinator import Acknowledgement, Epoch
 from penstock.coordinator.waiting import Waiter
@@ -386,6 +386,9 @@ class LocalPort(LiveReading):
         if info is None:
             raise NotFound(f"table {name} was dropped while it was being created")
         self._keys.check([info])  # now, not in the first flush: a key service that fails must not fail writes
+        if key is not None and info.key == key:
+            for _, newer in self._keys.rewrapped([info], self._keys.newest()):  # keys were rotated meanwhile
+                self.rewrap(info, newer)
         return info
 
     def drop(self, name: str) -> None:
@@ -417,12 +420,11 @@ class LocalPort(LiveReading):
         self._command(encode_ops(SetStatus(info.table_id, status)))
         return self._existing(info.table_id)
 
-    def rewrap(self, info: TableInfo, key: WrappedKey) -> TableInfo:
+    def rewrap(self, info: TableInfo, key: WrappedKey) -> None:
         """Replace the wrapped key of an encrypted table by the same key, wrapped by another master key."""
         self._check_changes()
         assert info.key is not None
         self._command(encode_ops(Rewrap(info.table_id, info.key.version, key)))
-        return self._existing(info.table_id)
 
     def table_key(self, info: TableInfo) -> bytes | None:
         """Return the key of a table; None if it is not encrypted."""
@@ -485,12 +487,12 @@ class LocalPort(LiveReading):
         return reference
 
     def _check_encrypted(self, table: int, files: Sequence[StagedFile]) -> None:
-        """Raise `Invalid` if files for an encrypted table are not encrypted."""
-        info = self.table_by_id(table)
-        for file in files if info is not None and info.key is not None else ():
-            for name in files_of(file.file_name):
-                if not is_encrypted(self._staging.fs, f"{self._staging.root}/{name}"):
-                    raise Invalid(f"{name} is not encrypted, but its table is: build it with store.load or prepare")
+        """Raise `Invalid` if files are not encrypted with the key of their table, or are, and it is not encrypted."""
+        key = self._keys.files_of(table).key
+        for name in (name for file in files for name in files_of(file.file_name)):
+            if key_of(self._staging.fs, f"{self._staging.root}/{name}") != key:
+                state = "encrypted with the key of its table" if key else "plain, as its table is"
+                raise Invalid(f"{name} is not {state}: build it with store.load or prepare")
 
     def _loadable(self, descriptor: PartitionDescriptor) -> Loadable:
         info = self._existing(descriptor.table_id)

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.archive.container import is_encrypted, open_chunk
-from penstock.archive.framed import damaged_blocks
+from penstock.archive.container import check_blocks, open_chunk
 from penstock.archive.master_keys import Keys
+from penstock.archive.table_keys import key_number
 from penstock.errors import Closed, CorruptionError, FixTheCall, NotFound, PenstockError, Restore
 from penstock.host.clock import Clock
 from penstock.host.file_locks import OsReadLock
@@ -46,7 +46,7 @@ from penstock.manifest.engine import EngineOpener
 from penstock.manifest.environment import backup_path
 from penstock.manifest.keys import WalStateKey
 from penstock.manifest.memory import MemoryTables, MemoryView, ReadOnlyEngine, read_tables
-from penstock.manifest.records import Evicted, WalStateRecord
+from penstock.manifest.records import ChunkEntryRecord, Evicted, WalStateRecord
 from penstock.manifest.recovery import RecoveredState
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import CHUNK_FILES, CHUNKS, WAL_STATE
@@ -235,10 +235,8 @@ class _Salvage:
         """Forget sstables that cannot be opened: the tree reads without them."""
         for key, row in list(CHUNKS.scan(view)):
             try:
-                if isinstance(row.residency, Evicted) and not self._fs.exists(f"{self._path}/{row.file_name}"):
-                    open_chunk(self._fs, f"{self._path}/{index_path(row.file_name)}").close()  # the rest is fetched
-                elif not row.staged:
-                    self._open_file(row.file_name, every_page=key.db_id == LEDGER_TABLE)
+                if not row.staged:
+                    self._open_file(key.db_id, row)
             except (Restore, OSError) as error:
                 self._note(error, f"{self._path}/{row.file_name}")
                 if key.db_id == LEDGER_TABLE:
@@ -249,17 +247,21 @@ class _Salvage:
                 CHUNKS.delete(view, key)
                 CHUNK_FILES.delete(view, row.file_name)
 
-    def _open_file(self, name: str, *, every_page: bool) -> None:
+    def _open_file(self, table_id: int, row: ChunkEntryRecord) -> None:
         """Raise if a file cannot be opened. The ledger's are read at once, so no page of them may be damaged."""
-        path = f"{self._path}/{name}"
-        if is_encrypted(self._fs, path):  # the ledger, which has its key, is not open yet
-            damage = [*damaged_blocks(self._fs, path), *damaged_blocks(self._fs, index_path(path))]
+        path, key = f"{self._path}/{row.file_name}", key_number(table_id, row.encrypted)
+        evicted = isinstance(row.residency, Evicted) and not self._fs.exists(path)
+        if key:  # its ring is in the ledger, which is not open yet
+            for name in (index_path(path),) if evicted else (path, index_path(path)):
+                check_blocks(self._fs, name, key)
+        elif evicted:
+            open_chunk(self._fs, index_path(path), key=key).close()
         else:
-            table = Sstable.open(path, fs=self._fs)
-            damage = table.damaged_pages() if every_page else []
+            table = Sstable.open(path, fs=self._fs, key=key)
+            damage = table.damaged_pages() if table_id == LEDGER_TABLE else []
             table.close()
-        if damage:
-            raise damage[0]
+            if damage:
+                raise damage[0]
 
     def _mend_journal(self, view: MemoryView) -> None:
         """Write the journal anew, in the overlay, with empty records in place of those that cannot be read."""

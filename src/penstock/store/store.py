@@ -361,18 +361,24 @@ class Store(TableOperations):
     def rotate_keys(self) -> RotationReport:
         """Wrap the keys of all encrypted tables with the newest master key, so that older ones are not needed any more.
 
-        Rows are not encrypted again: no file of a table changes. Backups that exist still need the older keys.
+        Rows are not encrypted again: no file of a table changes. Backups that exist still need the older keys. What
+        was interrupted is finished by the next call; until then both keys are needed.
         """
         self._check_writable()
-        version, rewrapped = self._keys.newest(), list[str]()
-        for info in self._port.tables():
-            if (key := self._keys.rewrapped(info)) is not None:
-                self._port.rewrap(info, key)
-                rewrapped.append(info.name)
-        if rewrapped:  # leave no older form of them in the files of the ledger
-            with translate_os_errors():
+        if not self._rotating.acquire(blocking=False):  # two that read different keys would undo each other
+            raise Backpressure(f"another rotation of the keys of {self.path} is running: wait for its end")
+        try:
+            version, rewrapped = self._keys.newest(), list[str]()
+            while older := self._keys.rewrapped(self._port.tables(), version):  # again: tables are created meanwhile
+                for info, key in older:
+                    self._port.rewrap(info, key)
+                    rewrapped.append(info.name)
+            self._keys.check_stored(self._port.tables())
+            with translate_os_errors():  # leave no older form of the keys in the files of the ledger
                 threads.run_uninterrupted(self._rewrite_ledger)
-        return RotationReport(version, rewrapped)
+            return RotationReport(version, rewrapped)
+        finally:
+            self._rotating.release()
 
     def _rewrite_ledger(self) -> None:
         self._maintenance.flush(self._ledger.tree)

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from penstock.archive.master_keys import master_keys
 from penstock.archive.table_keys import lend, take_back
 from penstock.coordinator import WriteCoordinator
-from penstock.errors import Closed, DiskFull, Invalid, NotLeader
+from penstock.errors import Closed, DiskFull, Invalid, KeyMissing, NotLeader, WrongKey
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.host.environment import environment_variable
@@ -41,7 +41,15 @@ from penstock.partition.aside import AsideLog
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.extent import JournalExtent
-from penstock.partition.ledger import LEDGER, LEDGER_TABLE, ForgetVerdicts, Ledger, TableInfo, encode_ops
+from penstock.partition.ledger import (
+    LEDGER,
+    LEDGER_TABLE,
+    ForgetVerdicts,
+    Ledger,
+    TableInfo,
+    encode_ops,
+    rewrapped_keys,
+)
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Staging
@@ -106,6 +114,7 @@ class WiredParts(Tables):
         self.read_only = read_only  # then `fs` and `engine` keep every change in memory
         self._closed = False
         self._checking = threads.lock("store.check")
+        self._rotating = threads.lock("store.rotation")
         self._started = False  # background threads run
         self._recovered = False  # every record of the journal was dispatched
         self.metrics = Metrics(self._check_usable)
@@ -357,8 +366,17 @@ class WiredParts(Tables):
         return keys
 
     def _check_keys(self) -> None:
-        """Raise `KeyMissing` or `WrongKey` if the key of a table cannot be unwrapped."""
-        self._keys.check(self._ledger.tables())
+        """Raise `KeyMissing` or `WrongKey` if the key of a table cannot be unwrapped.
+
+        A rotation that is in the journal, and not in the files of the ledger, counts: the older key may be gone.
+        """
+        try:
+            self._keys.check(self._ledger.tables())
+        except (KeyMissing, WrongKey):
+            for _, body in self._consensus.records(self._checkpoint.needed_from()):
+                for table_id, key in rewrapped_keys(body):
+                    self._keys.learn(table_id, key)
+            self._keys.check(self._ledger.tables())
 
     def _table_by_id(self, table: int) -> TableInfo | None:
         return None if table == LEDGER_TABLE else self._ledger.table_by_id(table)

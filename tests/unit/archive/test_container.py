@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.archive import framed
 from penstock.archive.chunk import ChunkIdentity, Codec, Sealing, crc32c
-from penstock.archive.container import create_chunk, open_chunk
-from penstock.archive.framed import BLOCK_BYTES, HEADER_BYTES, FramedChunk, damaged_blocks
+from penstock.archive.container import check_blocks, create_chunk, key_of, open_chunk
+from penstock.archive.framed import BLOCK_BYTES, HEADER_BYTES, FramedChunk
 from penstock.archive.table_keys import TableKeyRing, lending
 from penstock.errors import CorruptionError, Invalid, KeyMissing, NotFound, UnsupportedVersion, WrongKey
 from penstock.testing.disk import Fault, SimulatedDisk
@@ -214,9 +215,29 @@ def test_decoded_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scrub_needs_no_key() -> None:
     disk = SimulatedDisk()
     put(disk, "/c", content_of(200_000), sealing("zstd", True))
-    assert damaged_blocks(disk, "/c") == []
+    assert check_blocks(disk, "/c") == 1
     disk.flip("/c", 8 * (HEADER_BYTES + 70_000))
-    assert [error.path for error in damaged_blocks(disk, "/c")] == ["/c"]
+    with pytest.raises(CorruptionError, match="/c.*block 1 is not what was written"):
+        check_blocks(disk, "/c")
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_reader_that_knows_the_key_refuses_plain_files_and_those_of_other_keys(codec: Codec) -> None:
+    """The manifest's word on a chunk goes with its name: a plain file says nothing of who wrote it."""
+    disk = SimulatedDisk()
+    put(disk, "/plain", b"abc", sealing(codec, False))
+    put(disk, "/sealed", b"abc", sealing(codec, True))
+    for path, key in (("/plain", 0), ("/sealed", 1)):
+        assert (key_of(disk, path), check_blocks(disk, path, key)) == (key, key)
+        assert open_chunk(disk, path, Keys(), key=key).key == open_chunk(disk, path, Keys()).key == key
+    for path, key, says in (
+        ("/plain", 1, "/plain.*it is not encrypted, and its table is"),
+        ("/sealed", 2, "/sealed.*it is encrypted with key 1, and its table has key 2"),
+        ("/sealed", 0, "/sealed.*it is encrypted with key 1, and its table is not encrypted"),
+    ):
+        for read in (lambda path, key: open_chunk(disk, path, Keys(), key=key), partial(check_blocks, disk)):
+            with pytest.raises(CorruptionError, match=says):
+                read(path, key)
 
 
 def test_keys_are_lent_to_the_process_by_the_identity_in_the_files() -> None:

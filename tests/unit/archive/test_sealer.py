@@ -60,7 +60,7 @@ def test_bytes_of_many_earlier_openings_are_read() -> None:
 def test_a_wrapped_key_opens_for_its_store_and_master_key_alone() -> None:
     masters = master_keys({1: b"1" * 32, 2: b"2" * 32}, OsFileSystem())
     assert masters is not None
-    wrapped = wrap(KEY, masters, STORE, random.Random(1))
+    wrapped = wrap(KEY, masters, masters.current(), STORE, random.Random(1))
     assert wrapped.version == 2
     assert unwrap(wrapped, masters, STORE, "users") == KEY
     with pytest.raises(WrongKey):
