@@ -17,10 +17,10 @@ never read through many layers. The background thread takes batches without a wa
 
 Groups. Sixteen threads that each write durable rows in a loop wake together, and the first to return would sync its row
 alone while fifteen wait for the next fsync. So, if the threads woken last (their ids are recorded) all returned within
-one flush, the next group is expected to be as large: the first to arrive takes the turn but sleeps, the last to arrive
-takes the turn from it and flushes for all. If one does not arrive, the first proceeds after GATHER_S, and the next
-group is expected to be as large as this one was. A single thread never waits, nor do threads that do other work between
-their writes.
+one flush, and soon, the next group is expected to be as large: the first to arrive takes the turn but sleeps, the last
+to arrive takes the turn from it and flushes for all. If one does not arrive, the first proceeds after GATHER_S for each
+that is expected, and the next group is expected to be as large as this one was. A single thread never waits, nor do
+threads that do other work between their writes: they do not return within the time that `_note_woken` sets.
 
 Interrupts. Any line may raise: a Ctrl-C, a signal handler, a failed allocation. So a turn belongs to a `Waiter`, is
 taken by one assignment inside a `try`, and `leave(waiter)`, at the end of that `try`, returns every turn the waiter
@@ -56,7 +56,9 @@ logger = logging.getLogger(__name__)
 UNAPPLIED_MAX = 16  # batches that are durable and not applied; at the limit, flushes wait
 _LEAVE_ATTEMPTS = 8  # repeated interrupts must not leave a turn taken
 _POLL_S = 0.01
-GATHER_S = 0.001  # how long the first of a group waits for the others
+GATHER_S = 62.5e-6  # for each thread of a group: how long the first waits for the others; more than a put takes
+GATHER_S_MAX = 0.001
+RETURN_S = 0.001  # a thread that returns later than this was not about to write again
 
 
 class FlushExecutor(Generic[D, F, V]):
@@ -89,7 +91,8 @@ class FlushExecutor(Generic[D, F, V]):
         self._gathering: Waiter | None = None  # has the write turn and sleeps until its group is complete
         self._group = 0  # number of threads expected to share the next flush
         self._woken: set[int] = set()  # threads of the last group
-        self._returned = 0  # number of them that have returned since
+        self._returned = 0  # number of them that have returned since, in time
+        self._return_until_s = 0.0  # later than this a thread of the group did something else
         self._tried = epochs.none  # the last epoch of a batch passed to the flusher
         self.flushes: Counter[Trigger] = Counter()
         self.flush_failures = 0
@@ -136,7 +139,8 @@ class FlushExecutor(Generic[D, F, V]):
             return 0.0
         if not waiter.joined:
             waiter.joined = True
-            self._returned += waiter.thread in self._woken
+            if waiter.thread in self._woken and self._clock.monotonic_s() <= self._return_until_s:
+                self._returned += 1
         if waiter.works and waiter.epoch > self._buffer.layers.durable:
             if self.has_thread:  # without one nobody would flush for a writer that finds no room
                 self._buffer.fair_flushes = FAIR_FLUSHES
@@ -166,7 +170,7 @@ class FlushExecutor(Generic[D, F, V]):
             return RECHECK_S
         self.leading = self._gathering = waiter
         waiter.gathered = True
-        return GATHER_S
+        return min(self._group * GATHER_S, GATHER_S_MAX)
 
     def has_turn(self, waiter: Waiter) -> bool:
         return self.leading is waiter or self.applying is waiter
@@ -289,8 +293,17 @@ class FlushExecutor(Generic[D, F, V]):
             next_leader = self.leading not in (None, waiter) and self.leading not in waiters.all
             self._group = len(group) + len(waiters.all) + next_leader if all_returned else self._returned
             self._woken = {waiter.thread for waiter in group} if reached else {group[0].thread}
-            self._returned = 0
+            self._note_woken()
         return reached
+
+    def _note_woken(self) -> None:
+        """Begin to count the threads of the last group that return in time. Requires: _lock.
+
+        Without a time, threads that write every few milliseconds would count as a group after any slow fsync, and wait
+        for each other.
+        """
+        self._returned = 0
+        self._return_until_s = self._clock.monotonic_s() + RETURN_S + 2 * GATHER_S * len(self._woken)
 
     def _next_batch(self) -> Batch[D] | None:
         """Return the batch that is taken and not durable, or a new one of all pending writes. Requires: _lock."""
@@ -330,7 +343,8 @@ class FlushExecutor(Generic[D, F, V]):
             if idle and self.leading is None and not self.waiters.all and waiter is not None and waiter.applied:
                 alone = self._group == 1 == len(self._woken) and waiter.thread in self._woken
                 if alone and self.failure is None and not self.apply_left:  # the rest would change nothing else
-                    self._returned, self.applying = 0, None
+                    self._note_woken()
+                    self.applying = None
                     return
             reached = self._take_reached(waiter, applied=True)
             if waiter is not None and (not layers.results or (layers.applied >= waiter.epoch and self.has_thread)):

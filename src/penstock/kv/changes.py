@@ -59,10 +59,14 @@ def record_changes(feed: Feed, tree: Tree, entry: Entry, sections: Sequence[sect
     puts = section.to_edit(sections, lsn, time_us).puts
     if not puts:
         feed.record(lsn, time_us, ())
-    elif len(sections) == 1 and payload is not None and len(payload) <= 2 * PART_BYTES:
-        feed.record_one(lsn, time_us, _puts_part(before, puts, payload))
+        return
+    if payload is None or section.row_count(payload) != len(puts):  # of several sections, or with a key twice
+        payload = section.encode(section.Rows.of(dict(puts)))
+    parts = _puts_parts(before, list(puts), payload)
+    if len(payload) <= 2 * PART_BYTES:
+        feed.record_one(lsn, time_us, next(parts))
     else:
-        feed.record(lsn, time_us, [_puts_part(before, some, None) for some in _chunks(puts.items())])
+        feed.record(lsn, time_us, parts)
 
 
 def records_in_memory(feed: Feed, tree: Tree, entry: Entry) -> bool:
@@ -155,8 +159,8 @@ def _loaded(before: View, loaded: View, feed: Feed) -> Iterator[ChangePart]:
     for columns in loaded.scan_columns():
         keys, values, expires = columns.list_keys(), bytes_list(columns.values), columns.expires
         if not feed.options.preimages and (expires == NEVER).all():
-            for some in _chunks(zip(keys, values, strict=True)):
-                yield _puts_part(before, some, None)
+            puts = section.Rows.of(dict(zip(keys, values, strict=True)))
+            yield from _puts_parts(before, keys, section.encode(puts))
             continue
         rows = ((key, value, int(at)) for key, value, at in zip(keys, values, expires.tolist(), strict=True))
         yield from _in_parts(_writes(before, rows, feed.options.preimages))
@@ -173,28 +177,13 @@ def _writes(before: View, rows: Iterable[tuple[bytes, bytes, int]], preimages: b
 # -- bytes
 
 
-def _chunks(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[section.Rows]:
-    """Yield puts in sections of about PART_BYTES."""
-    rows, size = section.Rows(), 0
-    for key, value in pairs:
-        rows[key] = value
-        size += len(key) + len(value) + 16
-        if size >= PART_BYTES:
-            yield rows
-            rows, size = section.Rows(), 0
-    if rows:
-        yield rows
-
-
-def _puts_part(before: View, puts: Any, payload: bytes | None) -> ChangePart:
-    had = before.existing(puts)
-    if had:
-        flags = np.fromiter(map(had.__contains__, puts), np.bool_, len(puts))
-        bits = np.packbits(flags, bitorder="little").tobytes()
-    else:
-        bits = bytes(-(-len(puts) // 8))
-    data = section.encode(puts) if payload is None else payload
-    return ChangePart(len(puts), (_HEADER.pack(_PUTS, 0, len(puts)), bits, data))
+def _puts_parts(before: View, keys: Sequence[bytes], payload: bytes) -> Iterator[ChangePart]:
+    """Yield the changes by puts that never expire, which are encoded in a payload: in one part, unless they are many."""
+    flags = before.existing(keys)
+    whole = len(payload) <= 2 * PART_BYTES
+    for start, end, data in [(0, len(keys), payload)] if whole else section.divided(payload, PART_BYTES):
+        bits = np.packbits(flags[start:end], bitorder="little").tobytes()
+        yield ChangePart(end - start, (_HEADER.pack(_PUTS, 0, end - start), bits, data))
 
 
 def _in_parts(changes: Iterable[tuple[Change, int]]) -> Iterator[ChangePart]:

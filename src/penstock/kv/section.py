@@ -10,7 +10,7 @@ Invariant: decode(encode(section)) is the section.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TypeAlias
 
@@ -152,6 +152,29 @@ def encode(section: Section) -> bytes:
             *contents,
         )
     )
+
+
+def divided(payload: bytes, bytes_max: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the rows [start, end) of an encoded section of puts that never expire, as sections of about `bytes_max`."""
+    _, count = _HEADER.unpack_from(payload)
+    lengths = np.frombuffer(payload, "<u4", 2 * count, _HEADER.size)
+    ends = _HEADER.size + 8 * count + np.cumsum(lengths, dtype=np.int64)
+    sizes = np.cumsum(lengths[:count].astype(np.int64) + lengths[count:] + 8)
+    borders = np.concatenate([[_HEADER.size + 8 * count], ends])  # where each key, then each value begins
+    start = 0
+    while start < count:
+        before = int(sizes[start - 1]) if start else 0
+        end = min(count, start + 1 + int(np.searchsorted(sizes[start:], before + bytes_max)))
+        yield start, end, b"".join(
+            (
+                _HEADER.pack(PLAIN, end - start),
+                lengths[start:end].tobytes(),
+                lengths[count + start : count + end].tobytes(),
+                payload[borders[start] : borders[end]],
+                payload[borders[count + start] : borders[count + end]],
+            )
+        )
+        start = end
 
 
 def row_count(payload: bytes) -> int:

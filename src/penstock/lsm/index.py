@@ -11,7 +11,7 @@ Invariant: no byte of the index is used before its checksum matched (if google-c
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,7 @@ ALL_PUTS = 1
 SOME_EXPIRE = 2
 
 
-def hash_keys(keys: list[bytes]) -> U32:
+def hash_keys(keys: Sequence[bytes]) -> U32:
     """Return the hash of each key. It blocks the interpreter: pass some thousands at a time."""
     if hash64 is None:
         raise Invalid("writing sstables needs the package xxhash: install it with pip install xxhash")

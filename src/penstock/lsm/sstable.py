@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from penstock.errors import Closed, CorruptionError
 from penstock.host.files import FileSystem
 from penstock.host.os_files import OsFileSystem
 from penstock.lsm.index import ALL_PUTS, BATCH_SHIFT, PAGE_BYTES, Index, Summary, fingerprint_mask, hash64
+from penstock.lsm.probe import ABSENT, PRESENT, UNSURE, ProbedKeys
 from penstock.lsm.ranges import RangeDeletes
 from penstock.lsm.rows import (
     I64,
@@ -36,6 +37,7 @@ from penstock.lsm.rows import (
     PUT,
     RANGE_DELETE,
     SCHEMA,
+    U8,
     U32,
     Columns,
     Row,
@@ -44,9 +46,6 @@ from penstock.lsm.rows import (
 )
 from penstock.lsm.scan_part import ScanPart, rows_of_list
 from penstock.lsm.writer import index_path
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _PAGE_SHIFT = 16
 _BATCH_MASK = (1 << BATCH_SHIFT) - 1
@@ -57,6 +56,7 @@ PART_ROWS_MAX = 1_024
 _OPEN_BATCHES_MAX = 8  # for a chunk that is not mapped
 _FENCE_ROWS = 32
 assert _FENCE_ROWS < PART_ROWS_FIRST  # the first part of a scan extends past the next fence
+_PROBED_MIN = 16  # keys: fewer are looked up one by one
 _ITEMS_MAX = 256  # keys or values sliced one by one; numpy or Arrow slices more
 
 
@@ -323,26 +323,53 @@ class Sstable:
             at += 1
         return None
 
-    def may_hold(self, hashes: U32) -> npt.NDArray[np.bool_]:
-        """Return, for each hash of a key, whether a row may have that key: always if one has."""
-        index = self._index
-        slot_view = index.slot_view
-        if not isinstance(slot_view, memoryview):
-            return np.ones(len(hashes), np.bool_)
+    def probe(self, keys: ProbedKeys, numbers: I64) -> U8:
+        """Return for each of some keys, by number, whether a row has it: ABSENT, PRESENT or UNSURE."""
+        index, slot_view = self._index, self._index.slot_view
+        if not self._mapped or not isinstance(slot_view, memoryview):
+            return np.full(len(numbers), UNSURE, np.uint8)
+        result = np.zeros(len(numbers), np.uint8)
         index.check_all()
         slots = np.frombuffer(slot_view, np.uint32, index.slots)
-        wanted = hashes & np.uint32(self._fingerprint_mask)
+        mask = np.uint32(self._fingerprint_mask)
+        hashes = keys.hashes[numbers]
         at = (hashes & np.uint32(self._home_mask)).astype(np.int64)
-        found = np.zeros(len(hashes), np.bool_)
-        left = np.arange(len(hashes))
-        while len(left):  # each step looks at the next slot of all that are undecided
+        hashes &= mask
+        left, few = np.arange(len(numbers)), list[int]()
+        while len(left) > _PROBED_MIN:  # each step looks at the next slot of all that are undecided
             here = slots[at[left]]
-            match = (here & np.uint32(self._fingerprint_mask)) == wanted[left]
-            match &= here != 0
-            found[left[match]] = True
-            left = left[~match & (here != 0)]
+            used = here != 0
+            match = ((here & mask) == hashes[left]) & used
+            hits = left[match]
+            if len(hits) > _PROBED_MIN:
+                result[hits] = self._compare(keys, numbers[hits], here[match] & np.uint32(self._location_mask))
+                used &= result[left] == ABSENT
+            else:  # most of them other keys with the same fingerprint
+                few += hits.tolist()
+                used &= ~match
+            left = left[used]
             at[left] += 1
-        return found
+        for number in (*left.tolist(), *few):
+            row = self.find(keys.keys[numbers[number]])
+            result[number] = ABSENT if row is None else PRESENT if isinstance(row, bytes) else UNSURE
+        return result
+
+    def _compare(self, keys: ProbedKeys, numbers: I64, locations: U32) -> U8:
+        """Return for each of some keys whether the row at a location has it."""
+        batches, rows = locations >> BATCH_SHIFT, (locations & np.uint32(_BATCH_MASK)).astype(np.int64)
+        starts, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        outcome = np.empty(len(rows), np.uint8)
+        for number in np.unique(batches).tolist():
+            batch = self._batch(number - 1)
+            here = np.flatnonzero(batches == number)
+            offsets, row = np.frombuffer(batch.key_offsets, np.int32), rows[here]
+            starts[here] = batch.key_base + offsets[row]
+            sizes[here] = offsets[row + 1] - offsets[row]
+            outcome[here] = UNSURE if batch.special else PRESENT
+        if (source := self._data.view) is None:
+            raise Closed(f"{self.path} was closed: open it again")
+        outcome[~keys.equal(numbers, source, starts, sizes)] = ABSENT
+        return outcome
 
     def _get_sorted(self, key: bytes) -> Row | None:
         row = self.lower_bound(key)

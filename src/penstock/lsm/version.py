@@ -17,16 +17,18 @@ import itertools
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.mappings import MAPPINGS
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes, Unions
-from penstock.lsm.rows import Row
+from penstock.lsm.rows import I64, Row
 from penstock.lsm.sstable import Sstable
 
 Find: TypeAlias = Callable[[bytes], bytes | Row | None]
@@ -184,6 +186,17 @@ class Run:
     def _file(self, key: bytes) -> TableFile | None:
         index = bisect_right(self._starts, key) - 1
         return None if index < 0 or key >= self._ends[index] else self.files[index]
+
+    def divided(self, keys: Sequence[bytes], numbers: I64) -> Iterator[tuple[TableFile, I64]]:
+        """Yield each file that may have some of the keys, and the numbers of those."""
+        if len(self.files) == 1:
+            yield self.files[0], numbers
+            return
+        some = map(keys.__getitem__, numbers.tolist())
+        index = np.fromiter(map(bisect_right, itertools.repeat(self._starts), some), np.int64, len(numbers)) - 1
+        for file in np.unique(index).tolist():
+            if file >= 0:
+                yield self.files[file], numbers[index == file]
 
     def overlapping(self, start: bytes, end: bytes | None) -> tuple[TableFile, ...]:
         """Return the files with keys in [start, end)."""

@@ -11,24 +11,27 @@ Invariant: all results of a view come from one version and one time for expiry.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import Invalid
-from penstock.lsm.index import hash_keys
 from penstock.lsm.memtable import Memtable
 from penstock.lsm.merge import merge_columns, slices
 from penstock.lsm.operators import fold_all
+from penstock.lsm.probe import ABSENT, PRESENT, UNSURE, ProbedKeys
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
-from penstock.lsm.rows import DELETE, MERGE, NEVER, PUT, Columns, Row
+from penstock.lsm.rows import DELETE, I64, MERGE, NEVER, PUT, Columns, Row
 from penstock.lsm.scan_part import ScanPart, rows_of_list
 from penstock.lsm.sstable import PART_ROWS_FIRST, PART_ROWS_MAX, Sstable
 from penstock.lsm.version import Run, TableFile, Version
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 EVERY_LSN = 1 << 63
 _PROBED_TOGETHER_MIN = 64  # keys: for fewer, lookups one by one are faster
@@ -117,29 +120,54 @@ class View:
                 break
         return values
 
-    def existing(self, keys: Collection[bytes]) -> set[bytes]:
-        """Return those of the keys that have a value."""
+    def existing(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
+        """Return for each key whether it has a value."""
+        found = np.zeros(len(keys), np.bool_)
         if len(keys) < _PROBED_TOGETHER_MIN:
-            return {key for key in keys if self.get(key) is not None}
-        version, found, doubtful = self._version, set[bytes](), set[bytes]()
-        left: Collection[bytes] = keys
+            found[:] = [self.get(key) is not None for key in keys]
+            return found
+        version = self._version
+        no_ranges = not version.ranges.starts and not self._ranges_of_active()
+        doubtful: list[I64] = []  # numbers of keys that have a row, which may not be live
+        left, numbers = keys, np.arange(len(keys))
         for memtable in version.memtables():
-            if memtable.rows.keys().isdisjoint(left):
+            rows = memtable.rows
+            if rows.keys().isdisjoint(left):
                 continue
-            left = left if isinstance(left, set) else set(left)
-            hits = left & memtable.rows.keys()
-            certain = memtable.plain and not version.ranges.starts and not self._ranges_of_active()
-            (found if certain else doubtful).update(hits)
-            left -= hits
+            hits = np.fromiter(map(rows.__contains__, left), np.bool_, len(left))
+            if memtable.plain and no_ranges:
+                found[numbers[hits]] = True
+            else:
+                doubtful.append(numbers[hits])
+            numbers, left = numbers[~hits], list(compress(left, (~hits).tolist()))
+            if not left:
+                break
         if version.runs and left:
-            some = list(left)
-            hashes = hash_keys(some)
-            may = np.zeros(len(some), np.bool_)
-            for file in version.files():
-                may |= file.table().may_hold(hashes)
-            doubtful.update(some[at] for at in np.flatnonzero(may).tolist())
-        found.update(key for key in doubtful if self.get(key) is not None)
+            present, unsure = self._probe(left)
+            if no_ranges:
+                found[numbers[present]] = True
+            else:
+                doubtful.append(numbers[present])
+            doubtful.append(numbers[unsure])
+        for number in (int(number) for some in doubtful for number in some):
+            found[number] = self.get(keys[number]) is not None
         return found
+
+    def _probe(self, keys: Sequence[bytes]) -> tuple[I64, I64]:
+        """Return the numbers of the keys whose newest row in files is a put, and of those that have another row."""
+        low, high = min(keys), max(keys) + b"\0"
+        runs = [run for run in self._version.runs if run.overlapping(low, high)]
+        outcome = np.zeros(len(keys), np.uint8)
+        probed = ProbedKeys(keys) if runs else None
+        left = np.arange(len(keys))
+        for run in runs:
+            assert probed is not None
+            for file, some in run.divided(keys, left):
+                outcome[some] = file.table().probe(probed, some)
+            left = left[outcome[left] == ABSENT]
+            if not len(left):
+                break
+        return np.flatnonzero(outcome == PRESENT), np.flatnonzero(outcome == UNSURE)
 
     def _ranges_of_active(self) -> bool:
         active = self._version.active

@@ -18,7 +18,7 @@ from penstock.errors import CorruptionError
 from penstock.kinds.changes import INSERT, PART_BYTES, POSTIMAGE, PREIMAGE, REMOVAL, ChangePart, Feed
 from penstock.lsm.tree import Tree
 from penstock.partition.machine import Entry
-from penstock.vector.keys import DICTIONARY, dictionary_keys
+from penstock.vector.keys import dictionary_keys
 from penstock.vector.options import VectorOptions
 from penstock.vector.rows import schema_of, vector_type
 from penstock.vector.section import Deletes, Upserts, VectorSection
@@ -47,10 +47,10 @@ def record_changes(
 
 def _changes(feed: Feed, tree: Tree, options: VectorOptions, written: dict[bytes, Record | None]) -> Iterator[Change]:
     view, preimages = tree.view, feed.options.preimages
-    had = view.existing(dictionary_keys(list(written)))
-    for external, record in written.items():
+    had = view.existing(dictionary_keys(list(written))).tolist()
+    for (external, record), exists in zip(written.items(), had, strict=True):
         older: Record | None = None
-        if DICTIONARY + external not in had:
+        if not exists:
             if record is not None:
                 yield INSERT, external, record
             continue

@@ -135,13 +135,13 @@ class VectorDraft:
         self._upserted.clear()
         if self._sequence_before.count == 0:  # the tree has no records: only this draft may have some
             return np.fromiter((found.get(key, 0) for key in keys), np.uint64, len(keys))
-        stored = self._rows.existing(keys)
-        if not found:
-            if not stored:
-                return np.zeros(len(keys), np.uint64)
-            return np.fromiter((internal_id(get(key)) if key in stored else 0 for key in keys), np.uint64, len(keys))
-        numbers = (found[key] if key in found else internal_id(get(key)) if key in stored else 0 for key in keys)
-        return np.fromiter(numbers, np.uint64, len(keys))
+        ids = np.zeros(len(keys), np.uint64)
+        for number in np.flatnonzero(self._rows.existing(keys)).tolist():
+            ids[number] = internal_id(get(keys[number]))
+        if found:
+            for number, key in enumerate(keys):
+                ids[number] = found.get(key, ids[number])
+        return ids
 
     def _upsert(self, part: Upserts) -> None:
         count, keys = len(part), dictionary_keys(part.ids)

@@ -24,7 +24,7 @@ from penstock.coordinator import (
     Trigger,
     WriteCoordinator,
 )
-from penstock.coordinator.executor import GATHER_S, UNAPPLIED_MAX, FlushExecutor
+from penstock.coordinator.executor import GATHER_S, GATHER_S_MAX, UNAPPLIED_MAX, FlushExecutor
 from penstock.coordinator.metrics import export
 from penstock.coordinator.protocols import COUNT_MAX
 from penstock.coordinator.waiting import RECHECK_S, Waiter
@@ -1217,7 +1217,7 @@ def group(box: Box) -> Threads:
 def test_the_last_of_a_group_flushes_for_all_of_it(group: Threads) -> None:
     for first, second, third in [(1, 2, 3), (3, 1, 2), (2, 3, 1)]:
         group.write(1, 2, 3)
-        assert group.join(first) == GATHER_S
+        assert group.join(first) == 3 * GATHER_S
         assert group.join(second) == RECHECK_S
         assert group.join(third) == 0.0
         assert group.work(third) == {first, second}
@@ -1226,11 +1226,11 @@ def test_the_last_of_a_group_flushes_for_all_of_it(group: Threads) -> None:
 def test_one_that_does_not_come_back_is_waited_for_once(group: Threads) -> None:
     group.write(1, 2)
     del group.waiters[3]
-    assert (group.join(1), group.join(2)) == (GATHER_S, RECHECK_S)
+    assert (group.join(1), group.join(2)) == (3 * GATHER_S, RECHECK_S)
     assert group.join(1) == 0.0  # its time is over
     assert group.work(1) == {2}
     group.write(1, 2)
-    assert (group.join(1), group.join(2)) == (GATHER_S, 0.0)
+    assert (group.join(1), group.join(2)) == (2 * GATHER_S, 0.0)
     assert group.work(2) == {1}
 
 
@@ -1241,13 +1241,33 @@ def test_others_than_those_who_were_woken_are_no_reason_to_wait(box: Box) -> Non
         threads.share(first, first + 1)
 
 
+def test_threads_that_do_something_else_between_their_writes_are_not_waited_for(box: Box) -> None:
+    """They write again while a flush is under way, but not soon after the last one: a slow disk is not a group."""
+    threads = Threads(box)
+    threads.share(1, 2)
+    for _ in range(3):
+        box.clock.advance(0.002)
+        threads.share(1, 2)  # the first leads at once
+
+
+@pytest.mark.parametrize("count", [2, 8, 100])
+def test_a_group_waits_a_short_time_for_each_of_its_threads(box: Box, count: int) -> None:
+    threads, many = Threads(box), range(count)
+    for _ in range(2):
+        threads.share(*many)
+    threads.write(*many)
+    assert threads.join(0) == min(count * GATHER_S, GATHER_S_MAX)
+    assert [threads.join(number) for number in many[1:]] == [RECHECK_S] * (count - 2) + [0.0]
+    assert threads.work(many[-1]) == set(many[:-1])
+
+
 def test_one_who_gathers_and_leaves_hands_the_turn_on(group: Threads) -> None:
     group.write(1, 2)
-    assert (group.join(1), group.join(2)) == (GATHER_S, RECHECK_S)
+    assert (group.join(1), group.join(2)) == (3 * GATHER_S, RECHECK_S)
     group.executor.leave(group.waiters[1])
     assert group.executor.leading is group.waiters[2]
     assert group.waiters[2].wait(0.0)
-    assert group.join(2) == GATHER_S  # it may still be the first of three
+    assert group.join(2) == 3 * GATHER_S  # it may still be the first of three
     assert group.join(2) == 0.0
     group.work(2)
     assert group.box.state() is State.IDLE
@@ -1256,14 +1276,14 @@ def test_one_who_gathers_and_leaves_hands_the_turn_on(group: Threads) -> None:
 def test_a_thread_that_gathers_can_be_woken_to_apply(group: Threads) -> None:
     """It has the apply turn then, and the write turn can still be taken from it."""
     group.write(2, 3)
-    assert (group.join(2), group.join(3), group.join(2)) == (GATHER_S, RECHECK_S, 0.0)
+    assert (group.join(2), group.join(3), group.join(2)) == (3 * GATHER_S, RECHECK_S, 0.0)
 
     def interrupt(where: str) -> None:
         if where == "apply":
             group.box.flusher.watch = lambda where: None
             group.executor.waiters.discard(group.waiters[3])  # its wait ended
             group.write(1)
-            assert group.join(1) == GATHER_S
+            assert group.join(1) == 3 * GATHER_S
             raise KeyboardInterrupt
 
     group.box.flusher.watch = interrupt
@@ -1284,7 +1304,7 @@ def test_waiters_wake_each_other_and_an_interrupt_does_not_break_the_chain(
     group: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group.write(1, 2, 3)
-    assert (group.join(1), group.join(2), group.join(3)) == (GATHER_S, RECHECK_S, 0.0)
+    assert (group.join(1), group.join(2), group.join(3)) == (3 * GATHER_S, RECHECK_S, 0.0)
     assert group.work(3) == {1, 2}
     first, second = group.waiters[1], group.waiters[2]
     assert first.wait(0.0)
@@ -1311,7 +1331,7 @@ def test_a_batch_whose_apply_fails_at_once_is_durable_and_the_failure_is_told(bo
 
 def test_one_that_came_during_a_flush_waits_for_the_group_that_is_woken(group: Threads) -> None:
     group.write(1, 2, 3)
-    assert (group.join(1), group.join(2), group.join(3)) == (GATHER_S, RECHECK_S, 0.0)
+    assert (group.join(1), group.join(2), group.join(3)) == (3 * GATHER_S, RECHECK_S, 0.0)
     late: list[float] = []
 
     def come_late(where: str) -> None:
@@ -1323,7 +1343,7 @@ def test_one_that_came_during_a_flush_waits_for_the_group_that_is_woken(group: T
     assert group.work(3) == {1, 2}
     assert late == [RECHECK_S]
     assert group.executor.leading is group.waiters[4]
-    assert group.join(4) == GATHER_S
+    assert group.join(4) == 4 * GATHER_S
     group.write(1, 2, 3)
     assert (group.join(2), group.join(1), group.join(3)) == (RECHECK_S, RECHECK_S, 0.0)
     assert group.work(3) == {1, 2, 4}

@@ -25,6 +25,7 @@ from penstock.lsm import writer as writer_module
 from penstock.lsm.index import PAGE_BYTES, build_slots, fingerprint_mask, hash_keys
 from penstock.lsm.inspect import dump, statistics, verify
 from penstock.lsm.operators import ADD_I64
+from penstock.lsm.probe import ABSENT, PRESENT, ProbedKeys
 from penstock.lsm.ranges import RangeDelete, RangeDeletes
 from penstock.lsm.rows import DELETE, NEVER, PUT, RANGE_DELETE, Columns
 from penstock.lsm.sstable import Sstable
@@ -100,6 +101,10 @@ def test_a_file_answers_like_a_sorted_dict(
     wanted = [*rows, *probes]
     assert [table.get(key) for key in wanted] == [rows.get(key) for key in wanted]
     assert [table._get_sorted(key) for key in wanted] == [rows.get(key) for key in wanted]
+    outcomes = zip(wanted, table.probe(ProbedKeys(wanted), np.arange(len(wanted))).tolist(), strict=True)
+    for key, outcome in outcomes if table.mapped else ():
+        assert (outcome == ABSENT) == (key not in rows)
+        assert outcome != PRESENT or rows[key][::3] == (PUT, NEVER)
     pairs = [(key, rows[key][1]) for key in sorted(rows)]
     assert listed(table) == pairs
     assert listed(table, reverse=True) == pairs[::-1]
