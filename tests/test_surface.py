@@ -67,6 +67,7 @@ INTERNAL = {
         "settings",
         "open",
         "collect",
+        "confirm_lead",
         "view",
         "wait_view",
         *ANY_KIND,
@@ -76,8 +77,8 @@ INTERNAL = {
     "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
     "SeriesReader": {"evaluate"},
     "SeriesTable": {"evaluate", "write_block"},
-    "SeriesOptions": {"bucket", "buckets", "bucket_start", "bucket_us"},
-    "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
+    "SeriesOptions": {"bucket", "buckets", "bucket_start", "bucket_us", "by_bucket"},
+    "StoreBatch": {"add_section", "add_files", "require", "look_ahead", "time_us", "wait_for_entry", *ANY_KIND},
     "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
     "KvTable": {"update"},  # that of `MutableMapping`, whose overloads no signature but this one fits
