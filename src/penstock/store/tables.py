@@ -197,7 +197,10 @@ class Tables(KvOfStore):
         >>> store.drop("drafts")
         """
         self._check_usable()
-        self._port.drop(check_name(name))
+        try:
+            self._port.drop(check_name(name))
+        except NotFound:
+            raise self._unknown(name) from None
 
     def alter(
         self,
