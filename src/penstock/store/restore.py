@@ -1,7 +1,7 @@
 """Restoring a backup into a new folder, and checking one where it is.
 
-The copy is built beside its target, every checksum compared, and renamed when it is complete (`new_store.py`). It gets a
-UUID of its own; its files carry the identity of the original (`identity.py`).
+The copy is built beside its target, every checksum compared, and renamed when it is complete (`new_store.py`). It gets
+a UUID of its own; its files carry the identity of the original (`identity.py`).
 
 Thread: any.
 Invariant: the backup is only read.
