@@ -65,11 +65,14 @@ BY_ITSELF = record_of(
 def test_the_page_says_first_where_a_peer_wins_and_why() -> None:
     text = page.render([COMPARED, BY_ITSELF], {"kv": {"put": "it is slow"}})
     losing = text.split("## All ratios", maxsplit=1)[0]
-    assert "| put | 900.0 /s | Peer B: 1.0 k/s | 0.90 | 1 (gate): **missed** | it is slow |" in losing
-    assert "rows a page" in losing
+    assert "| kv | put | 900.0 /s | Peer B: 1.0 k/s | 0.90 | 1 (gate): **missed** | it is slow |" in losing
+    assert "| size | rows a page | 4.00 |  |  | at least 5: **missed** | *not explained yet* |" in losing
+    assert losing.index("| kv | put |") < losing.index("| size | rows a page |")  # a gate comes before a goal
+    assert "1 of them are not explained yet." in losing
+    assert text.count("Measured on 2 cores of p, 1 GiB, Linux, with Python 3.") == 1  # the same for all: said once
     assert "bytes a row" not in losing
     assert "| bytes a row | 1.50 B |  |  | at most 2 (gate) |" in text
-    assert "2 figures are gates, which must hold for a release; 1 do." in text
+    assert "2 figures have gates, which must hold for a release; 1 hold theirs." in text
 
 
 def test_a_busy_machine_is_told() -> None:
@@ -78,9 +81,17 @@ def test_a_busy_machine_is_told() -> None:
     assert "busy" not in page.render([COMPARED], {})
 
 
+def test_rates_are_written_as_people_write_them() -> None:
+    assert page.amount(3_369_627, "rows/s") == "3.4 M rows/s"
+    assert (page.amount(12.0, "/s"), page.amount(1_200.0, "/s")) == ("12.0 /s", "1.2 k/s")
+
+
 def test_charts_place_ours_on_the_side_of_the_winner() -> None:
     bars = ratio_bars([("slow <&>", 0.5), ("fast", 20.0)])
     assert bars.count("<rect") == 2
     assert "slow &lt;&amp;&gt;" in bars
-    assert panels_of({"puts": {"ours": [(1, 1.0), (1_000, 2.0)]}}).count("<polyline") == 1
+    growth = panels_of({"puts": {"ours": [(1, 1.0), (1_000_000, 2.0)]}})
+    assert growth.count("<polyline") == 1
+    assert ">100 k<" in growth
+    assert ">1 M rows<" in growth
     assert "30 min" in panels_of({"memory": {"": [(0, 1.0), (60, 2.0)]}}, over_time=True)

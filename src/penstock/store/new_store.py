@@ -1,8 +1,8 @@
 """A store that is built beside its folder, and renamed when it is complete: by a restore, and by a reattachment.
 
 Thread: any.
-Invariants: (1) a folder at the target is a whole store. (2) nothing that was there is replaced. (3) what an early end of
-an attempt left is recognised by its lock file, and removed by the next one.
+Invariants: (1) a folder at the target is a whole store. (2) nothing that was there is replaced. (3) what an attempt
+that ended early left is recognised by its lock file, and removed by the next one.
 """
 
 from __future__ import annotations
