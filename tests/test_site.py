@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,29 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_every_decision_is_in_its_list() -> None:
     listed = (DOCS / "adr" / "README.md").read_text()
     assert [path.name for path in (DOCS / "adr").glob("0*.md") if f"({path.name})" not in listed] == []
+
+
+def dead_links(path: Path, text: str) -> list[str]:
+    """Links of a page to what is not a file of the site: `make docs` refuses them."""
+    targets = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    return [one for one in targets if not (file := (path.parent / one).resolve()).is_file() or DOCS not in file.parents]
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
+def test_every_link_leads_to_a_page_of_the_site(path: Path) -> None:
+    assert dead_links(path, path.read_text()) == []
+
+
+def test_a_dead_link_is_seen() -> None:
+    assert dead_links(DOCS / "index.md", "[a](format) [b](../README.md) [c](limits.md#x) [d](https://e.org)") == [
+        "format",
+        "../README.md",
+    ]
+
+
+def test_examples_in_docstrings_become_code_blocks() -> None:
+    fences = pytest.importorskip("tools.doctest_fences")  # it needs griffe, which `make docs` installs
+    assert fences.fenced("Add.\n\n>>> 1 + 1\n2\n\nMore.") == "Add.\n\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
 
 
 def record_of(**more: Any) -> dict[str, Any]:
