@@ -31,6 +31,14 @@ def _line(x1: float, y1: float, x2: float, y2: float, *, colour: str = GREY, wid
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"/>'
 
 
+def power_of_ten(exponent: int) -> str:
+    """A mark of a logarithmic axis, as people write it: 0.1, 100, 10 k, 1 M."""
+    for size, letter in ((9, " G"), (6, " M"), (3, " k")):
+        if exponent > size or exponent == size != 3:  # 1,000 is as short as 1 k
+            return f"{10 ** (exponent - size)}{letter}"
+    return f"{10.0**exponent:,.0f}" if exponent >= 0 else f"{10.0**exponent:g}"
+
+
 def ratio_bars(ratios: Sequence[tuple[str, float]]) -> str:
     """Bars from 1 to the ratio of ours to the best peer: to the right where we win, to the left where a peer does."""
     low = math.log10(min(0.1, *(ratio for _, ratio in ratios)) / 1.2)
@@ -44,7 +52,8 @@ def ratio_bars(ratios: Sequence[tuple[str, float]]) -> str:
     body = []
     for exponent in range(math.ceil(low), math.floor(high) + 1):
         x = place(10.0**exponent)
-        body += [_line(x, 20, x, height - 16), _text(x, height - 2, f"{10.0**exponent:g} x", anchor="middle")]
+        label = _text(x, height - 2, f"{10.0**exponent:g} x", anchor="middle" if x < WIDTH - 30 else "end")
+        body += [_line(x, 20, x, height - 16), label]
     for at, (name, ratio) in enumerate(ratios):
         y = 24 + at * BAR_HEIGHT
         left, right = sorted((place(1.0), place(ratio)))
@@ -64,7 +73,7 @@ def panels_of(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
     across = WIDTH / 2
     for at, (title, curves) in enumerate(panels.items()):
         left, top = (at % 2) * across + 60, (at // 2) * PANEL_HEIGHT + 30
-        body += _panel(title, curves, (left, top, across - 80, PANEL_HEIGHT - 60), over_time)
+        body += _panel(title, curves, (left, top, across - 96, PANEL_HEIGHT - 60), over_time)
     return _document(math.ceil(len(panels) / 2) * PANEL_HEIGHT + 10, body)
 
 
@@ -92,11 +101,12 @@ def _panel(
     body = [_text(left, top - 8, title)]
     for exponent in range(y_low, y_high + 1):
         y = down(10.0**exponent)
-        body += [_line(left, y, left + width, y), _text(left - 4, y + 4, f"{10.0**exponent:g}", anchor="end")]
+        body += [_line(left, y, left + width, y), _text(left - 4, y + 4, power_of_ten(exponent), anchor="end")]
     if over_time:
         marks = [(x_high * part / 4, f"{x_high * part / 4:.0f} min") for part in range(5)]
     else:
-        marks = [(10.0**at, f"{10**at:,}") for at in range(math.ceil(x_low), math.floor(x_high) + 1)]
+        marks = [(10.0**at, power_of_ten(at)) for at in range(math.ceil(x_low), math.floor(x_high) + 1)]
+        marks[-1:] = [(x, f"{text} rows") for x, text in marks[-1:]]
     body += [_text(across(x), top + height + 15, text, anchor="middle") for x, text in marks if scale(x) >= x_low]
     for number, (name, curve) in enumerate(curves.items()):
         path = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in curve if y > 0)

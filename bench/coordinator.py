@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Self
 
 import plyvel
 
-from bench.harness import Case, Goal, folder, rate, run, sized
+from bench.harness import Case, Goal, by_threads, folder, rate, run, sized
 from penstock.coordinator import Batch, CoordinatorSettings, Durability, WriteCoordinator
 
 WRITES = sized(1_000_000, 100_000)
@@ -115,27 +115,6 @@ def fill(coordinator: WriteCoordinator[Puts, int, int]) -> None:
     coordinator.flush()
 
 
-def by_threads(threads: int, count: int, work: Callable[[list[bytes]], None]) -> float:
-    """Rate of `count` keys shared out to so many threads."""
-    share = count // threads
-    started = threading.Barrier(threads + 1)
-
-    def body(number: int) -> None:
-        started.wait()
-        work(KEYS[number * share : (number + 1) * share])
-
-    workers = [threading.Thread(target=body, args=(number,)) for number in range(threads)]
-    for worker in workers:
-        worker.start()
-
-    def measured() -> None:
-        started.wait()
-        for worker in workers:
-            worker.join()
-
-    return rate(share * threads, measured)
-
-
 def writes_in_memory() -> float:
     with make(MemoryFlusher()) as coordinator:
         return rate(WRITES, lambda: fill(coordinator))
@@ -171,7 +150,7 @@ def durable(threads: int, count: int, window: int = 1) -> float:
                     epoch = coordinator.write_into(insert, SIZE, key, VALUE, None)
                 coordinator.flush(epoch)
 
-        return by_threads(threads, count, work)
+        return by_threads(KEYS, threads, count, work)
 
 
 def durable_mutex(threads: int, count: int) -> float:
@@ -187,7 +166,7 @@ def durable_mutex(threads: int, count: int) -> float:
                 with lock:
                     flusher.make_durable(Batch((delta,), 1, 1, SIZE), again=False)  # type: ignore[arg-type]
 
-        result = by_threads(threads, count, work)
+        result = by_threads(KEYS, threads, count, work)
         flusher.close()
         return result
 
@@ -200,7 +179,7 @@ def durable_leveldb(threads: int, count: int) -> float:
             for key in keys:
                 database.put(key, VALUE, sync=True)
 
-        result = by_threads(threads, count, work)
+        result = by_threads(KEYS, threads, count, work)
         database.close()
         return result
 

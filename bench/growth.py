@@ -1,14 +1,14 @@
-"""A kv table and LevelDB while they grow, step by step: put, get, scan, disk, memory, open and close at each step.
+"""A kv table and LevelDB while they grow: put, get, scan, disk, memory, recovery, close, compaction, open at each step.
 
 Each database lives in a process of its own, so that memory is told apart, and they take turns: one is closed while the
-other works. Each step opens the database, puts rows in batches of 1,000 until there are twice as
-many as before (so that the steps span three orders of magnitude), reads, and closes. Ours makes
-every step durable; LevelDB does not sync, which is to its advantage. LevelDB has its default settings and a bloom
-filter.
+other works. Each step opens the database, puts rows in batches of 1,000 until there are twice as many as before (so
+that the steps span three orders of magnitude), and reads. Then its process is killed, and the next one opens it again,
+closes it, and compacts a copy of it. Ours makes every step durable; LevelDB does not sync, which is to its advantage.
+LevelDB has its default settings and a bloom filter.
 
 `data` is the bytes of keys and values. Disk is what the files of a folder occupy: the peak is looked for 50 times a
-second, `quiet` is measured after the last step, when nobody has used the database for GROWTH_QUIET_S seconds. `open` is
-the time until the first get has its answer.
+second, `quiet` is measured after the last step, when nobody has used the database for GROWTH_QUIET_S seconds. `open`
+and `recovery` (the opening after the kill) are the time until the first get has its answer.
 
 The full size takes about half an hour: GROWTH_ROWS=10000000. The default is a tenth of it, where the journal weighs
 more: there the limits for disk are only reported.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import sys
 import threading
 import time
@@ -88,6 +89,9 @@ class Database(Protocol):
     def finish(self) -> None:
         """Make all that was put durable, if it can."""
 
+    def compact(self) -> None:
+        """Merge everything into as few files as possible."""
+
     def close(self) -> None: ...
 
 
@@ -107,6 +111,9 @@ class Ours:
 
     def finish(self) -> None:
         self._store.flush(timeout_s=600.0)
+
+    def compact(self) -> None:
+        self._store.compact("rows", timeout_s=600.0)
 
     def close(self) -> None:
         self._store.close()
@@ -128,6 +135,9 @@ class Level:
         return iter(self._database.iterator(start=start))
 
     def finish(self) -> None: ...
+
+    def compact(self) -> None:
+        self._database.compact_range()
 
     def close(self) -> None:
         self._database.close()
@@ -162,6 +172,19 @@ def open_times(name: str, path: str) -> Figures:
         opened.append(time.perf_counter() - begin)
         closed.append(took_s(database.close))
     return {"open_ms": sorted(opened)[OPENS // 2] * 1e3, "close_idle_ms": sorted(closed)[OPENS // 2] * 1e3}
+
+
+def compact_copy(name: str, path: str) -> Figures:
+    """Compact a copy of a closed database: the database itself stays as its own jobs leave it."""
+    copy = f"{path}-copy"
+    shutil.copytree(path, copy)
+    try:
+        database = DATABASES[name](copy)
+        took = took_s(database.compact)
+        database.close()
+    finally:
+        shutil.rmtree(copy)
+    return {"compact_ms": took * 1e3}
 
 
 def put_step(database: Database, first: int, last: int) -> float:
@@ -207,6 +230,15 @@ def work(name: str, path: str, asked: Connection) -> None:
             figures: Figures = {}
             if command == "open times":
                 figures = open_times(name, path)
+            elif command == "compact":
+                figures = compact_copy(name, path)
+            elif command == "recover":
+                DATABASES[name](f"{path}-first").close()  # imports what an opening needs, which is not its cost
+                shutil.rmtree(f"{path}-first")
+                begin = time.perf_counter()
+                database = DATABASES[name](path)
+                database.get(key_of(0))
+                figures["recovery_ms"] = (time.perf_counter() - begin) * 1e3
             elif command == "put":
                 database = DATABASES[name](path)
                 figures["put_per_s"] = (arguments[1] - arguments[0]) / put_step(database, *arguments)
@@ -254,12 +286,22 @@ class Worker:
     """A database in a process of its own."""
 
     def __init__(self, name: str, path: str) -> None:
-        self.path = path
+        self.name, self.path = name, path
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._asks, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(name, path, theirs), daemon=True)
+        self._process = context.Process(target=work, args=(self.name, self.path, theirs), daemon=True)
         self._process.start()
         theirs.close()
+
+    def kill(self) -> None:
+        """End the process as a crash would; the next command finds a new one."""
+        self._process.kill()
+        self._process.join(60)
+        self._asks.close()
+        self._start()
 
     def ask(self, *command: Any) -> Figures:
         self._asks.send(command)
@@ -282,9 +324,11 @@ def step(worker: Worker, first: int, last: int, *, quiet_s: float = 0.0) -> Figu
         if quiet_s:
             time.sleep(quiet_s)
             figures["disk_quiet_mb"] = disk_bytes(worker.path) / 1e6
+        worker.kill()
+        figures |= worker.ask("recover")
         figures |= worker.ask("close")
     figures["disk_closed_mb"] = disk_bytes(worker.path) / 1e6
-    return figures | worker.ask("open times")
+    return figures | worker.ask("compact") | worker.ask("open times")
 
 
 # -- the report
@@ -292,7 +336,7 @@ def step(worker: Worker, first: int, last: int, *, quiet_s: float = 0.0) -> Figu
 
 COLUMNS = (
     "put_per_s", "get_per_s", "scan_100_per_s", "scan_rows_per_s", "disk_peak_mb", "disk_mb", "disk_closed_mb",
-    "rss_mb", "anonymous_mb", "open_ms", "close_ms",
+    "rss_mb", "anonymous_mb", "open_ms", "recovery_ms", "close_ms", "compact_ms",
 )  # fmt: skip
 
 

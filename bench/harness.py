@@ -14,6 +14,7 @@ import platform
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,6 +92,27 @@ def rate(count: int, work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()
     return count / (time.perf_counter() - begin)
+
+
+def by_threads(keys: list[bytes], threads: int, count: int, work: Callable[[list[bytes]], None]) -> float:
+    """The rate of `count` of the keys, shared among threads that begin together."""
+    share = count // threads
+    started = threading.Barrier(threads + 1)
+
+    def body(number: int) -> None:
+        started.wait()
+        work(keys[number * share : (number + 1) * share])
+
+    workers = [threading.Thread(target=body, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+
+    def measured() -> None:
+        started.wait()
+        for worker in workers:
+            worker.join()
+
+    return rate(share * threads, measured)
 
 
 @contextmanager

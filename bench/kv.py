@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import sqlite3
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -22,7 +21,7 @@ import plyvel
 import rocksdict
 
 import penstock
-from bench.harness import Case, Goal, folder, rate, run, sized
+from bench.harness import Case, Goal, by_threads, folder, rate, run, sized
 from penstock.kv.table import KvTable
 from penstock.store.store import Store
 
@@ -249,27 +248,6 @@ def sustained_rocksdb() -> float:
 # -- durable
 
 
-def by_threads(threads: int, count: int, work: Callable[[list[bytes]], None]) -> float:
-    """Rate of `count` keys shared out to so many threads."""
-    share = count // threads
-    started = threading.Barrier(threads + 1)
-
-    def body(number: int) -> None:
-        started.wait()
-        work(KEYS[number * share : (number + 1) * share])
-
-    workers = [threading.Thread(target=body, args=(number,)) for number in range(threads)]
-    for worker in workers:
-        worker.start()
-
-    def measured() -> None:
-        started.wait()
-        for worker in workers:
-            worker.join()
-
-    return rate(share * threads, measured)
-
-
 def each(put: Callable[[bytes, bytes], object]) -> Callable[[list[bytes]], None]:
     def work(keys: list[bytes]) -> None:
         for key in keys:
@@ -280,17 +258,17 @@ def each(put: Callable[[bytes, bytes], object]) -> Callable[[list[bytes]], None]
 
 def durable_ours(threads: int, count: int) -> float:
     with ours() as (_, table):
-        return by_threads(threads, count, each(partial(table.put, durable=True)))
+        return by_threads(KEYS, threads, count, each(partial(table.put, durable=True)))
 
 
 def durable_leveldb(threads: int, count: int) -> float:
     with leveldb() as database:
-        return by_threads(threads, count, each(partial(database.put, sync=True)))
+        return by_threads(KEYS, threads, count, each(partial(database.put, sync=True)))
 
 
 def durable_rocksdb(threads: int, count: int) -> float:
     with rocksdb(sync=True) as database:
-        return by_threads(threads, count, each(database.put))
+        return by_threads(KEYS, threads, count, each(database.put))
 
 
 def durable_lmdb(threads: int, count: int) -> float:
@@ -300,7 +278,7 @@ def durable_lmdb(threads: int, count: int) -> float:
             with environment.begin(write=True) as txn:
                 txn.put(key, value)
 
-        return by_threads(threads, count, each(put))
+        return by_threads(KEYS, threads, count, each(put))
 
 
 def durable_sqlite(count: int) -> float:
@@ -317,7 +295,7 @@ def windowed_ours(count: int) -> float:
                     epoch = table.put(key, VALUES[0])
                 store.flush(epoch)
 
-        return by_threads(1, count, work)
+        return by_threads(KEYS, 1, count, work)
 
 
 # -- get

@@ -1,7 +1,8 @@
-"""Every public class and function has an example in its docstring, and the examples run.
+"""Every public class, function and method has a summary and an example in its docstring, and the examples run.
 
-They find `penstock` and a `store` with a table `users` of one row and a queue `events` of one message; Spark's, which
-tests/spark runs, also find `spark` and the store's `path`.
+They find `penstock` and a `store` with a table `users` of one row and a queue `events` of one message; those of methods
+also find `metrics` (a series table with one sample), `documents` (two vectors), a `snapshot` and a `worker` (a consumer
+of `events`). Spark's, which tests/spark runs, find `spark` and the store's `path`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,37 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
-from tests.test_surface import PUBLIC
+from tests.test_surface import INTERNAL, PUBLIC
 
 import penstock
 import penstock.aio
 import penstock.testing
 from penstock.cli.certificates import make_certificates
+from penstock.host.clock import Clock
+from penstock.host.files import FileSystem
+from penstock.host.metrics import Metrics
+
+# Classes whose methods have their example in another class, where the same method has the same arguments.
+TWINS: dict[str, type] = {
+    "AsyncMetrics": Metrics,
+    "AsyncSnapshot": penstock.StoreSnapshot,
+    "AsyncSubscription": penstock.StoreSubscription,
+    "AsyncBatch": penstock.StoreBatch,
+    "AsyncTextKvReader": penstock.KvReader,
+    "AsyncTextKvTable": penstock.KvTable,
+    "FakeClock": Clock,
+    "RemoteStore": penstock.Store,
+    "SimulatedDisk": FileSystem,
+    "TextKvReader": penstock.KvReader,
+    "TextKvTable": penstock.KvTable,
+}
+SEAMS = (Clock, FileSystem)  # what only Penstock calls, and what a user implements
 
 
 def public_objects(module: str) -> Iterator[tuple[str, Any]]:
@@ -72,6 +93,110 @@ def test_an_example_runs(name: str, public: Any, tmp_path: Path, monkeypatch: py
         example = example_of(name, public, names)
         assert example is not None, f"{name} has no example in its docstring"
         assert failures(example) == ""
+
+
+def twin_of(name: str) -> type | None:
+    """The class that has the examples of another one's methods."""
+    sync = name.removeprefix("Async")
+    return TWINS.get(name) or (getattr(penstock, sync, None) if sync != name else None)
+
+
+def public_methods(name: str, public: type) -> Iterator[tuple[str, Any]]:
+    """The methods and properties that a class of ours has or inherits from one, without internal ones."""
+    members: dict[str, Any] = {}
+    for home in reversed(public.__mro__):
+        if home.__module__.startswith("penstock."):
+            members |= vars(home)
+    for member, value in members.items():
+        if member.startswith("_") or member in INTERNAL.get(name, ()):
+            continue
+        if inspect.isfunction(value) or isinstance(value, property):
+            yield member, value
+
+
+def is_protocol(public: type) -> bool:
+    return getattr(public, "_is_protocol", False)
+
+
+CLASSES = [
+    (name.rpartition(".")[2], public)
+    for module in ("penstock", "penstock.aio", "penstock.testing", "penstock.spark")
+    for name, public in public_objects(module)
+    if inspect.isclass(public)
+]
+
+
+def undocumented(name: str, public: type) -> list[str]:
+    """Members without a summary of one line, and methods that users call without an example."""
+    found, twin = [], twin_of(name)
+    for member, value in public_methods(name, public):
+        other = getattr(twin, member, None)
+        texts = [inspect.getdoc(each) or "" for each in (value, other)]
+        summary = next((text for text in texts if text), "").partition("\n")[0]
+        if not summary.endswith((".", "?")):
+            found.append(f"{name}.{member}: no summary of one line")
+        called = inspect.isfunction(value) and not is_protocol(public) and (twin not in SEAMS or other is None)
+        if called and not any(">>>" in text for text in texts):
+            found.append(f"{name}.{member}: no example")
+    return found
+
+
+def test_every_method_has_a_summary_and_an_example() -> None:
+    assert [line for name, public in CLASSES for line in undocumented(name, public)] == []
+
+
+def homes() -> dict[type, dict[str, Any]]:
+    """The methods with an example, by the class that defines them and in their order."""
+    found: dict[type, dict[str, Any]] = {}
+    for public in [*(public for _, public in CLASSES), Metrics]:
+        for home in public.__mro__:
+            if home.__module__.startswith("penstock.") and home not in found:
+                examples = {
+                    key: value
+                    for key, value in vars(home).items()
+                    if not key.startswith("_") and ">>>" in (inspect.getdoc(value) or "") and not inspect.isclass(value)
+                }
+                if examples:
+                    found[home] = examples
+    return found
+
+
+@pytest.mark.parametrize("home", homes(), ids=lambda home: home.__name__)
+def test_the_examples_of_methods_run(home: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with penstock.open("store", archive=f"file://{tmp_path}/archive") as store:
+        users, events = store.kv("users", changes=True), store.queue("events")
+        metrics, documents = store.series("metrics"), store.vector("documents", dimensions=2, changes=True)
+        events.put(b"hello", key=b"ada")
+        metrics.write("cpu", 0.5, {"host": "a"}, time=datetime(2024, 1, 1, tzinfo=UTC))
+        documents.upsert(["a", "b"], [[1.0, 0.0], [0.0, 1.0]], [{"lang": "en"}, None], durable=True)
+        wrong = []
+        for member, value in homes()[home].items():
+            users.clear()
+            users.put(b"ada", b"1815", durable=True)
+            with store.snapshot() as snapshot:
+                names = {"penstock": penstock, "pyarrow": pyarrow, "store": store, "snapshot": snapshot}
+                names |= {"users": users, "events": events, "metrics": metrics, "documents": documents}
+                names |= {"worker": events.consumer(f"for-{member}"), "datetime": datetime, "timedelta": timedelta}
+                names |= {key: getattr(penstock.testing, key) for key in penstock.testing.__all__} | {"UTC": UTC}
+                example = example_of(f"{home.__name__}.{member}", value, names)
+                assert example is not None
+                wrong.append(failures(example))
+        assert "".join(wrong) == ""
+
+
+def test_a_method_without_an_example_is_noticed() -> None:
+    class Silent:
+        __module__ = "penstock.seeded"
+
+        def call(self) -> None:
+            """Do something."""
+
+        @property
+        def size(self) -> int:
+            return 1
+
+    assert undocumented("Silent", Silent) == ["Silent.call: no example", "Silent.size: no summary of one line"]
 
 
 def test_a_wrong_example_is_noticed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,29 @@ def test_every_decision_is_in_its_list() -> None:
     assert [path.name for path in (DOCS / "adr").glob("0*.md") if f"({path.name})" not in listed] == []
 
 
+def dead_links(path: Path, text: str) -> list[str]:
+    """Links of a page to what is not a file of the site: `make docs` refuses them."""
+    targets = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    return [one for one in targets if not (file := (path.parent / one).resolve()).is_file() or DOCS not in file.parents]
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
+def test_every_link_leads_to_a_page_of_the_site(path: Path) -> None:
+    assert dead_links(path, path.read_text()) == []
+
+
+def test_a_dead_link_is_seen() -> None:
+    assert dead_links(DOCS / "index.md", "[a](format) [b](../README.md) [c](limits.md#x) [d](https://e.org)") == [
+        "format",
+        "../README.md",
+    ]
+
+
+def test_examples_in_docstrings_become_code_blocks() -> None:
+    fences = pytest.importorskip("tools.doctest_fences")  # it needs griffe, which `make docs` installs
+    assert fences.fenced("Add.\n\n>>> 1 + 1\n2\n\nMore.") == "Add.\n\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+
+
 def record_of(**more: Any) -> dict[str, Any]:
     machine = {
         "python": "3", "system": "Linux", "processor": "p", "cores": 2, "memory_gib": 1, "load": 0.5, "versions": {},
@@ -65,11 +89,14 @@ BY_ITSELF = record_of(
 def test_the_page_says_first_where_a_peer_wins_and_why() -> None:
     text = page.render([COMPARED, BY_ITSELF], {"kv": {"put": "it is slow"}})
     losing = text.split("## All ratios", maxsplit=1)[0]
-    assert "| put | 900.0 /s | Peer B: 1.0 k/s | 0.90 | 1 (gate): **missed** | it is slow |" in losing
-    assert "rows a page" in losing
+    assert "| kv | put | 900.0 /s | Peer B: 1.0 k/s | 0.90 | 1 (gate): **missed** | it is slow |" in losing
+    assert "| size | rows a page | 4.00 |  |  | at least 5: **missed** | *not explained yet* |" in losing
+    assert losing.index("| kv | put |") < losing.index("| size | rows a page |")  # a gate comes before a goal
+    assert "1 of them are not explained yet." in losing
+    assert text.count("Measured on 2 cores of p, 1 GiB, Linux, with Python 3.") == 1  # the same for all: said once
     assert "bytes a row" not in losing
     assert "| bytes a row | 1.50 B |  |  | at most 2 (gate) |" in text
-    assert "2 figures are gates, which must hold for a release; 1 do." in text
+    assert "2 figures have gates, which must hold for a release; 1 hold theirs." in text
 
 
 def test_a_busy_machine_is_told() -> None:
@@ -78,9 +105,17 @@ def test_a_busy_machine_is_told() -> None:
     assert "busy" not in page.render([COMPARED], {})
 
 
+def test_rates_are_written_as_people_write_them() -> None:
+    assert page.amount(3_369_627, "rows/s") == "3.4 M rows/s"
+    assert (page.amount(12.0, "/s"), page.amount(1_200.0, "/s")) == ("12.0 /s", "1.2 k/s")
+
+
 def test_charts_place_ours_on_the_side_of_the_winner() -> None:
     bars = ratio_bars([("slow <&>", 0.5), ("fast", 20.0)])
     assert bars.count("<rect") == 2
     assert "slow &lt;&amp;&gt;" in bars
-    assert panels_of({"puts": {"ours": [(1, 1.0), (1_000, 2.0)]}}).count("<polyline") == 1
+    growth = panels_of({"puts": {"ours": [(1, 1.0), (1_000_000, 2.0)]}})
+    assert growth.count("<polyline") == 1
+    assert ">100 k<" in growth
+    assert ">1 M rows<" in growth
     assert "30 min" in panels_of({"memory": {"": [(0, 1.0), (60, 2.0)]}}, over_time=True)

@@ -67,6 +67,7 @@ INTERNAL = {
         "settings",
         "open",
         "collect",
+        "confirm_lead",
         "view",
         "wait_view",
         *ANY_KIND,
@@ -76,8 +77,8 @@ INTERNAL = {
     "RemoteSnapshot": {"port", "info", "pieces", "read", *ANY_KIND},
     "SeriesReader": {"evaluate"},
     "SeriesTable": {"evaluate", "write_block"},
-    "SeriesOptions": {"bucket", "buckets", "bucket_start", "bucket_us"},
-    "StoreBatch": {"add_section", "add_files", "require", *ANY_KIND},
+    "SeriesOptions": {"bucket", "buckets", "bucket_start", "bucket_us", "by_bucket"},
+    "StoreBatch": {"add_section", "add_files", "require", "look_ahead", "time_us", "wait_for_entry", *ANY_KIND},
     "StoreSnapshot": ANY_KIND,
     "PreparedLoad": {"parts"},
     "KvTable": {"update"},  # that of `MutableMapping`, whose overloads no signature but this one fits
@@ -149,12 +150,23 @@ def test_an_unknown_name_is_told() -> None:
 
 
 def test_importing_penstock_is_cheap() -> None:
-    """Spark's tasks import it for little: neither Arrow nor LMDB comes along."""
-    code = (
-        "import sys, penstock, penstock.errors; print(*(n for n in ('pyarrow', 'lmdb', 'numpy') if n in sys.modules))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout.strip() == ""
+    """Spark's tasks import it for little: without a warning, nothing of others and no package of ours comes along."""
+    code = "import sys; old = set(sys.modules); import penstock, penstock.errors; print(*(set(sys.modules) - old))"
+    command = [sys.executable, "-W", "error", "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    imported = ran.stdout.split()
+    assert {name for name in imported if name.startswith("penstock")} == {"penstock", "penstock.errors"}
+    assert {name.split(".")[0] for name in imported} - sys.stdlib_module_names == {"penstock"}
+
+
+@pytest.mark.parametrize("used", ["penstock.open", "penstock.connect", "penstock.aio.open", "penstock.testing.explore"])
+def test_a_name_is_imported_without_warnings_and_without_what_is_optional(used: str) -> None:
+    optional = ("pyspark", "faiss", "starlette", "uvicorn", "promql_parser", "pysyncobj", "obstore", "opentelemetry")
+    code = f"import sys, penstock.aio, penstock.testing; {used}; print(*(n for n in {optional} if n in sys.modules))"
+    command = [sys.executable, "-W", "error", "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, "", "")
 
 
 def test_a_client_does_not_import_the_owner() -> None:

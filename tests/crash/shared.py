@@ -9,6 +9,7 @@ import pytest
 
 import penstock.testing.crashes as crashes_module
 import penstock.testing.disk_files as disk_module
+from penstock.lsm.tree import Tree
 from penstock.testing import History, SimulatedDisk
 from penstock.testing.crashes import Scenario, Skipped
 
@@ -62,3 +63,16 @@ def fsync_retried(patch: Patch) -> None:
             fdatasync(file)
 
     patch.setattr(disk_module.SimulatedFile, "fdatasync", again)
+
+
+def stored_too_far(patch: Patch) -> None:
+    """Records of the growing memtable count as stored."""
+    begin = Tree.begin_flush
+
+    def begin_flush(self: Tree) -> object:
+        work = begin(self)
+        if work is not None:
+            work[1][0].lsn_last += 1
+        return work
+
+    patch.setattr(Tree, "begin_flush", begin_flush)

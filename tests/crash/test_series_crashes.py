@@ -7,14 +7,13 @@ from collections.abc import Callable
 import pytest
 from series_place import Contents, SeriesPlace
 from series_scenario import SeriesScenario
-from shared import SomeRecoveries
+from shared import SomeRecoveries, stored_too_far
 from test_series_changes import changes_of, follow, in_any_order
 
 import penstock
 import penstock.testing.disk_files as disk_module
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.memtable import Memtable, Readable
-from penstock.lsm.tree import Tree
 from penstock.series.keys import DICTIONARY, FORWARD
 from penstock.series.memtable import SeriesMemtable
 from penstock.series.options import SeriesOptions
@@ -96,19 +95,6 @@ def samples_left_in_memory(patch: pytest.MonkeyPatch) -> None:
 def table_not_synced(patch: pytest.MonkeyPatch) -> None:
     fsync = disk_module.SimulatedFile.fsync
     patch.setattr(disk_module.SimulatedFile, "fsync", lambda f: None if ".sst" in f.path else fsync(f))
-
-
-def stored_too_far(patch: pytest.MonkeyPatch) -> None:
-    """Records of the growing memtable count as stored."""
-    begin = Tree.begin_flush
-
-    def begin_flush(self: Tree) -> object:
-        work = begin(self)
-        if work is not None:
-            work[1][0].lsn_last += 1
-        return work
-
-    patch.setattr(Tree, "begin_flush", begin_flush)
 
 
 @pytest.mark.parametrize(

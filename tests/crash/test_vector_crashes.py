@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from shared import SomeRecoveries
+from shared import SomeRecoveries, stored_too_far
 from vector_place import VectorPlace
 from vector_scenario import VectorScenario, ids_of, record, replayed
 
 from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import Row
-from penstock.lsm.tree import Tree
 from penstock.testing import Faults, Violation, explore
 from penstock.testing.crashes import absent
 from penstock.vector.draft import VectorDraft
@@ -155,19 +154,6 @@ def all_assigned_at_once(patch: pytest.MonkeyPatch) -> None:
         return IndexChange(generation=change.generation, use=True, probes=1) if change.assigned else change
 
     patch.setattr(VectorPlace, "step", step)
-
-
-def stored_too_far(patch: pytest.MonkeyPatch) -> None:
-    """Records of the growing memtable count as stored."""
-    begin = Tree.begin_flush
-
-    def begin_flush(self: Tree) -> object:
-        work = begin(self)
-        if work is not None:
-            work[1][0].lsn_last += 1
-        return work
-
-    patch.setattr(Tree, "begin_flush", begin_flush)
 
 
 @pytest.mark.parametrize(

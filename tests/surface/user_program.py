@@ -83,6 +83,35 @@ def consume(events: QueueTable, totals: KvTable[int], store: penstock.Store) -> 
     return sum(count for _, count in totals.scan())
 
 
+def measure(store: penstock.Store) -> None:
+    loads = store.series("loads")
+    assert_type(loads, penstock.SeriesTable)
+    assert_type(loads.write("cpu", 0.5, {"host": "a"}, durable=True), Epoch)
+    assert_type(loads.labels("cpu"), list[str])
+    assert_type(loads.metadata(), dict[str, penstock.MetricMetadata])
+    assert_type(loads.cardinality().metrics, dict[str, int])
+    docs = store.vector("docs", dimensions=2, changes=True)
+    assert_type(docs, penstock.VectorTable)
+    assert_type(docs.upsert("a", [1.0, 0.0], {"lang": "en"}, durable=True), Epoch)
+    assert_type(docs.get("a"), penstock.VectorRecord | None)
+    assert_type(docs.get(["a", "b"]), list[penstock.VectorRecord | None])
+    assert_type(docs.statistics().recall, float | None)
+    assert_type(docs.changes(), penstock.ChangeFeed)
+    with store.snapshot() as snapshot:
+        assert_type(snapshot.series("loads"), penstock.SeriesReader)
+        assert_type(snapshot.vector("docs").count(), int)
+
+
+def administer(store: penstock.Store) -> None:
+    assert_type(store.describe("docs").kind, str)
+    assert_type([job.state for job in store.jobs()], list[str])
+    assert_type([chunk.file for chunk in store.chunks("totals")], list[str])
+    assert_type(store.check().ok, bool)
+    assert_type(store.statistics().partitions, tuple[penstock.PartitionStatistics, ...])
+    assert_type(store.subscribe().latest().lsn, int)
+    assert_type(store.metrics.exposition(), str)
+
+
 async def awaited(path: str) -> None:
     async with penstock.aio.connect(path) as store:
         totals = await store.kv("totals", value="int64")
@@ -113,6 +142,8 @@ def main(path: str) -> None:
         store.kv("copy")
         ingest(store)
         consume(events, store.kv("totals", value="int64"), store)
+        measure(store)
+        administer(store)
         assert_type(store.compact("totals").files_after, int)
         assert_type([trouble.table for trouble in store.troubles()], list[str])
         try:

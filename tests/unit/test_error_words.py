@@ -52,6 +52,8 @@ WORDS: list[tuple[Callable[[Any], object], type[PenstockError], str]] = [
     (lambda s: s.queue("users"), KindMismatch, "users is of the kind kv, not queue: use kv('users')"),
     (lambda s: s.kv("events"), KindMismatch, "events is of the kind queue, not kv: use queue('events')"),
     (lambda s: s.kv("users", shards=3), KindMismatch, "users has 2 shards, not 3: leave shards= out"),
+    (lambda s: s.kv("numbers", shards=3), KindMismatch, "numbers has 1 shard, not 3: leave shards= out"),
+    (lambda s: s.drop("nobody"), NotFound, "there is no table nobody: the store has events, numbers, texts, users"),
     (lambda s: s.kv("nobody", create=False), NotFound, "there is no table nobody: the store has events, numbers"),
     (lambda s: s.queue("events").put("m"), Invalid, "a payload is bytes, not str: encode it"),
     (lambda s: s.queue("events").put(b"m", key="k"), Invalid, "a key is bytes, not str: encode it"),

@@ -494,7 +494,7 @@ def test_a_store_that_is_closed_meanwhile(tmp_path: Path) -> None:
 
 def test_restores_that_meet(store: penstock.Store, tmp_path: Path) -> None:
     def meanwhile(_: penstock.CopyProgress) -> None:
-        with pytest.raises(StoreLocked, match="another restore"):
+        with pytest.raises(StoreLocked, match="is being made by another process"):
             penstock.restore(tmp_path / "backups", tmp_path / "copy")
 
     store.backup(tmp_path / "backups")

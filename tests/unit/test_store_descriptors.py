@@ -75,6 +75,46 @@ def test_everything_is_given_back(tmp_path: Path) -> None:
         assert set(threading.enumerate()) <= threads  # not their number: threads of an earlier test may end meanwhile
 
 
+LEAVING = """
+import os, sys, threading
+from pathlib import Path
+import penstock
+
+def held():
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        if os.path.lexists(f"/proc/self/fd/{name}"):
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    # gRPC keeps the descriptors that it polls with, for the whole process.
+    return [link for link in links if "anon_inode:[event" not in link], threading.enumerate(), children
+
+before = held()
+with penstock.open(sys.argv[1]) as store:
+    store.kv("users").put(b"ada", b"1815", durable=True)
+    store.compact("users")
+    store.queue("events").put(b"hello", durable=True)
+    store.series("metrics").write("cpu", 0.5)
+    store.vector("docs", dimensions=2).upsert("a", [1.0, 0.0], durable=True)
+    store.vector("docs").search([1.0, 0.0])
+    with penstock.connect(sys.argv[1]) as client:
+        client.kv("users").put(b"bob", b"1912", durable=True)
+        with client.snapshot() as snapshot:
+            snapshot.kv("users").to_arrow()
+        assert len(threading.enumerate()) > 1 and len(held()[0]) > len(before[0])  # the measure sees them
+after = held()
+assert sorted(after[0]) == sorted(before[0]), after[0]
+assert after[1] == before[1], after[1]
+assert after[2] == before[2], after[2]
+"""
+
+
+def test_a_process_that_closed_its_stores_has_no_thread_process_socket_or_file_of_theirs(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEAVING, str(tmp_path / "store")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 # -- a process that gets no descriptor for a while
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 F = TypeVar("F")
 P = ParamSpec("P")
+C = TypeVar("C", bound=Callable[..., object])
 
 
 class CallThreads:
@@ -76,6 +78,16 @@ class AsyncForm(Generic[S_co]):
         return f"<asyncio form of {self._sync!r}>"
 
 
+def _documented(call: C, method: Callable[..., object], how: str) -> C:
+    """Give a form the name and docstring of its method; for an example it refers to that of the method."""
+    functools.update_wrapper(call, method)
+    text = inspect.getdoc(method) or ""
+    if ">>>" in text:
+        where = f"The example of `{method.__name__}` in the class without `Async` holds here, {how}."
+        call.__doc__ = text.partition(">>>")[0] + where
+    return call
+
+
 def awaited(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[AsyncForm[S], P], Coroutine[object, None, T]]:
@@ -85,7 +97,7 @@ def awaited(
     async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
 
-    return functools.wraps(method)(call)
+    return _documented(call, method, "with `await`")
 
 
 def awaited_as(
@@ -97,7 +109,7 @@ def awaited_as(
     async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> F:
         return form(await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs)), self._threads)
 
-    return functools.wraps(method)(call)
+    return _documented(call, method, "with `await`")
 
 
 def formed(
@@ -109,7 +121,7 @@ def formed(
     def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> F:
         return form(getattr(self._sync, name)(*args, **kwargs), self._threads)
 
-    return functools.wraps(method)(call)
+    return _documented(call, method, "without `await`")
 
 
 def made(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[AsyncForm[S], P], T]:
@@ -120,7 +132,7 @@ def made(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[AsyncFo
         result: T = getattr(self._sync, name)(*args, **kwargs)
         return result
 
-    return functools.wraps(method)(call)
+    return _documented(call, method, "without `await`")
 
 
 def iterated(
@@ -141,7 +153,7 @@ def iterated(
             if close is not None:
                 await self._threads.run(close)
 
-    return functools.wraps(method)(iterate)
+    return _documented(iterate, method, "with `async for`")
 
 
 class _Closing(Protocol):

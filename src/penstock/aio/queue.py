@@ -45,6 +45,7 @@ class AsyncConsumer(AsyncForm[Consumer]):
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._sync.name
 
     async def get(self, max: int = 100, timeout_s: float = 0.0) -> list[LeasedMessage]:  # noqa: A002 - it reads well

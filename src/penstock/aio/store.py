@@ -48,6 +48,7 @@ class AsyncSnapshot(AsyncKvOfSnapshot):
 
     @property
     def lsn(self) -> int:
+        """The LSN of the last record that it holds."""
         return self._sync.lsn
 
     async def __aenter__(self) -> AsyncSnapshot:

@@ -33,8 +33,14 @@ def bench(
     """Write, read and scan rows in a temporary store; print the rates."""
     if not folder.is_dir():
         raise Invalid(f"{folder} is not a folder: give one on the disk to try")
-    with tempfile.TemporaryDirectory(dir=folder, prefix="penstock-bench-") as place, penstock.open(place) as store:
-        Output(json=json).rows(("what", "per second", "microseconds each"), _measure(store, rows))
+    out = Output(json=json)
+    with (
+        out.progress("measuring", left="the temporary store was removed"),
+        tempfile.TemporaryDirectory(dir=folder, prefix="penstock-bench-") as place,
+        penstock.open(place) as store,
+    ):
+        measured = _measure(store, rows)
+    out.rows(("what", "per second", "microseconds each"), measured)
 
 
 def _measure(store: penstock.Store, rows: int) -> list[tuple[str, int, float]]:

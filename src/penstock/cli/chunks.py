@@ -13,7 +13,7 @@ import typer
 import penstock
 from penstock.cli.app import app
 from penstock.cli.jobs import chunks_group
-from penstock.cli.maintenance import Json, report_fields
+from penstock.cli.maintenance import Json, report_fields, unfinished
 from penstock.cli.output import Output
 from penstock.cli.session import Session, command
 
@@ -23,7 +23,8 @@ Table = Annotated[str | None, typer.Option(help="of one table; of all by default
 @command(chunks_group)
 def archive(session: Session) -> None:
     """Upload what the archive lacks, verified, and the store as of one LSN."""
-    report = session.store.archive()
+    with session.out.progress("uploading"):
+        report = session.store.archive()
     session.out.done(
         f"run {report.number} at LSN {report.lsn}: {report.files:,} files, {report.files_uploaded:,} of "
         f"{report.bytes_uploaded:,} bytes uploaded",
@@ -34,7 +35,8 @@ def archive(session: Session) -> None:
 @command(chunks_group, "verify-archive")
 def verify_archive(session: Session, table: Table = None) -> None:
     """Read archived objects and compare checksums; the exit code is 1 if one is damaged or missing."""
-    report = session.store.verify_archive(table)
+    with session.out.progress("reading the archive", left="nothing was changed"):
+        report = session.store.verify_archive(table)
     if session.out.json:
         session.out.document(report_fields(report))
     else:
@@ -52,7 +54,8 @@ def evict(
     local_bytes: Annotated[int, typer.Option(help="that each table keeps in the folder")] = 0,
 ) -> None:
     """Remove archived files from the folder; reading fetches them again."""
-    report = session.store.evict(table, local_bytes=local_bytes)
+    with session.out.progress("evicting"):
+        report = session.store.evict(table, local_bytes=local_bytes)
     session.out.done(
         f"{report.files:,} files of {report.bytes:,} bytes left the folder, {report.kept:,} are needed",
         **report_fields(report),
@@ -62,14 +65,16 @@ def evict(
 @command(chunks_group)
 def rehydrate(session: Session, table: Table = None) -> None:
     """Fetch evicted files into the folder again."""
-    size = session.store.rehydrate(table)
+    with session.out.progress("fetching"):
+        size = session.store.rehydrate(table)
     session.out.done(f"{size:,} bytes fetched", bytes=size)
 
 
 @command(chunks_group)
 def collect(session: Session) -> None:
     """Delete archived objects that nothing needs any more, after their grace period."""
-    count = session.store.collect_archive()
+    with session.out.progress("collecting"):
+        count = session.store.collect_archive()
     session.out.done(f"{count:,} objects deleted", objects=count)
 
 
@@ -82,8 +87,10 @@ def reattach(
     json: Json = False,
 ) -> None:
     """Make a store from its archive, after its disk was lost."""
-    report = penstock.reattach(url, store, store=uuid, number=number)
-    Output(json=json).done(
+    out = Output(json=json)
+    with out.progress("fetching", left=unfinished(store, ".reattaching")):
+        report = penstock.reattach(url, store, store=uuid, number=number)
+    out.done(
         f"run {report.number}, as of LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes fetched, "
         f"{report.evicted:,} stay in the archive until they are read",
         **report_fields(report),

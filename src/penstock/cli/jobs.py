@@ -92,7 +92,8 @@ def run_jobs(
     session: Session, table: Name, wait_s: Annotated[float, typer.Option(help="for other work on the table")] = 60.0
 ) -> None:
     """Flush a table and do the compactions that are due, now."""
-    count = session.store.run_jobs(table, timeout_s=wait_s)
+    with session.out.progress("running jobs"):
+        count = session.store.run_jobs(table, timeout_s=wait_s)
     session.out.done(f"{table}: flushed, {count:,} compactions", table=table, compactions=count)
 
 

@@ -38,7 +38,8 @@ def check(
     """Read every file of a store, or of a backup, and list what is damaged; the exit code is 1 if anything is."""
     out = session.out
     if campaign:
-        counts = disk_campaign.run(session.folder, seconds)
+        with out.progress("trying the disk", left="the store of the trial was removed"):
+            counts = disk_campaign.run(session.folder, seconds)
         out.done(
             f"{counts['kills']:,} kills, {counts['batches']:,} batches over four tables: nothing lost or doubled; "
             f"a sync takes {counts['sync_ms']} ms",
@@ -46,13 +47,13 @@ def check(
         )
         return
     if (Path(session.address) / BACKUPS).exists():
-        with out.progress("checking") as progress:
+        with out.progress("checking", left="nothing was changed") as progress:
             damage = penstock.check_backup(session.folder, number=number, progress=progress)
         _report(out, [], damage)
         return
     if number is not None:
         raise Invalid(f"--number is of a backup, and {session.address} is not a folder of backups: omit it")
-    with out.progress("checking"):  # by the owner, which does not say how far it is
+    with out.progress("checking", left="nothing was changed"):  # by the owner, which does not say how far it is
         report = session.store.check()
     for orphan in report.orphans:
         print(f"named by nothing: {orphan}", file=sys.stderr)
@@ -66,7 +67,8 @@ def backup(
     keep: Annotated[int | None, typer.Option(help="remove all but this many of the newest backups")] = None,
 ) -> None:
     """Copy a store as of one LSN, while it is in use; only what changed since the last backup is copied."""
-    with session.out.progress("copying"):
+    left = f"{target} holds every earlier backup, and this one only if `penstock check {target}` finds it"
+    with session.out.progress("copying", left=left):
         report = session.store.backup(target, keep=keep)
     session.out.done(
         f"backup {report.number} at LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes, "
@@ -84,7 +86,7 @@ def restore(
 ) -> None:
     """Make a new store from a backup."""
     out = Output(json=json)
-    with out.progress("restoring") as progress:
+    with out.progress("restoring", left=unfinished(store, ".restoring")) as progress:
         report = penstock.restore(source, store, number=number, progress=progress)
     out.done(
         f"backup {report.number}, as of LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes in {store}",
@@ -101,7 +103,8 @@ def salvage(
 ) -> None:
     """Copy what can be read of a damaged store to a new one; the exit code is 1 if anything is lost."""
     out = Output(json=json)
-    with out.progress("salvaging") as progress:
+    left = f"{target} is incomplete: remove it, then begin again; {store} was not changed"
+    with out.progress("salvaging", left=left) as progress:
         report = penstock.salvage(store, target, keys=keys, progress=progress)
     if json:
         damage = [{"path": one.path, "reason": one.reason} for one in report.damage]
@@ -125,14 +128,17 @@ def resume(session: Session, table: Name) -> None:
 @command(app, "keep-snapshot")
 def keep_snapshot(session: Session, table: Name) -> None:
     """Copy the files of a table, so that `repair` can restore it."""
-    lsns = session.store.keep_snapshot(table)
+    with session.out.progress("copying"):
+        lsns = session.store.keep_snapshot(table)
     session.out.done(f"{table}: {len(lsns)} shards, at LSN {max(lsns)}", table=table, lsns=lsns)
 
 
 @command(app)
 def repair(session: Session, table: Name) -> None:
     """Replace the damaged files of a table by its snapshot; print the troubles that remain."""
-    _report(session.out, session.store.repair(table), [])
+    with session.out.progress("repairing"):
+        troubles = session.store.repair(table)
+    _report(session.out, troubles, [])
 
 
 @command(app)
@@ -170,6 +176,11 @@ def _report(out: Output, troubles: Iterable[Any], damage: Iterable[penstock.File
             print(f"{one.path}: {one.reason}")
     if troubles or damage:
         raise typer.Exit(1)
+
+
+def unfinished(store: Path, suffix: str) -> str:
+    """Return what Ctrl-C leaves of a store that is being made beside its folder."""
+    return f"{store} was not made: run the same command again, which begins anew, or remove {store}{suffix}"
 
 
 def report_fields(report: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import msgspec
 from penstock.cli.formatting import format_value, json_value, raw_bytes
 
 PAGE_ROWS = 500  # rows that are aligned together
+BY_THE_OWNER = "the process that owns the store may still finish it"
 TERMINAL_ROWS = 20  # that a terminal gets unless told otherwise
 _COLOR = re.compile(r"(\x1b\[[\d;]*m)")
 
@@ -103,8 +104,20 @@ class Output:
             print(text)
 
     @contextmanager
-    def progress(self, what: str) -> Iterator[Callable[[Any], None] | None]:
-        """Yield a callable for `progress=`, which draws a bar on stderr; None if stderr is not a terminal."""
+    def progress(self, what: str, *, left: str = BY_THE_OWNER) -> Iterator[Callable[[Any], None] | None]:
+        """Yield a callable for `progress=`, which draws a bar on stderr; None if stderr is not a terminal.
+
+        After Ctrl-C one line says what it `left`.
+        """
+        try:
+            with self._bar(what) as bar:
+                yield bar
+        except KeyboardInterrupt:
+            note(f"interrupted: {left}")
+            raise
+
+    @contextmanager
+    def _bar(self, what: str) -> Iterator[Callable[[Any], None] | None]:
         if not sys.stderr.isatty():
             yield None
             return

@@ -126,7 +126,8 @@ def compact(
     session: Session, name: Name, wait_s: Annotated[float, typer.Option(help="for other work on the table")] = 60.0
 ) -> None:
     """Merge a table into as few files as possible."""
-    report = session.store.compact(name, timeout_s=wait_s)
+    with session.out.progress("compacting"):
+        report = session.store.compact(name, timeout_s=wait_s)
     fields = {field: getattr(report, field) for field in report.__dataclass_fields__}
     session.out.document({"table": name, **fields})
 

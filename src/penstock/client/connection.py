@@ -359,6 +359,7 @@ class Connection:
             line, self._line = self._line, None
         if line is not None:
             line.close()
+        threads.end_idle_helpers()
 
 
 def _joined(answers: list[Any]) -> bytes:

@@ -6,6 +6,7 @@ Thread: any.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +15,9 @@ from penstock.host import threads
 
 _WRONG_TYPE = (IsADirectoryError, NotADirectoryError, FileExistsError)
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
-_WRONG_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EPERM, errno.EACCES, errno.EROFS)
+_WRONG_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP)
+_NO_ACCESS = (errno.EPERM, errno.EACCES, errno.EROFS)
+_ACCESS = "give this user read and write access to the whole store, or read it with penstock.open(read_only=True)"
 
 
 @contextmanager
@@ -39,11 +42,10 @@ def _translated(error: OSError) -> PenstockError:
         return _wrong_type(error)
     if error.errno == errno.ELOOP:
         return Invalid(f"{where} is a link to itself: restore the file it should point to")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Invalid(
-            f"{where} cannot be used ({reason}): give this user read and write access to the whole store, or open it "
-            "with read_only=True"
-        )
+    if error.errno == errno.ENAMETOOLONG:
+        return Invalid(f"the path of {len(where)} characters is too long for this system: give a shorter one")
+    if error.errno in _NO_ACCESS:
+        return Invalid(f"{where} cannot be used ({reason}): {_ACCESS}")
     return DiskFailed(f"{where} cannot be used ({reason}): check the disk, then retry")
 
 
@@ -65,14 +67,21 @@ def translate_open_errors(path: str) -> Iterator[None]:
             ) from error
         if is_disk_full(error):
             raise DiskFull(f"{path} cannot be opened, the disk is full: free some space") from error
+        if error.errno in _NO_ACCESS:
+            raise Invalid(f"{path} cannot be opened: {reason}; {_ACCESS}") from error
         if error.errno in _WRONG_PATH:
             raise Invalid(f"{path} cannot be opened: {reason}; fix the folder, or give another path") from error
         raise StoreLocked(f"{path} could not be opened: {reason}; try again") from error
 
 
 def _wrong_type(error: OSError) -> Invalid:
-    wanted = "file" if isinstance(error, IsADirectoryError) else "folder"
-    return Invalid(f"{error.filename or 'a file'} is not a {wanted}, but the store needs one there: move it elsewhere")
+    where, wanted = error.filename or "a file", "folder"
+    if isinstance(error, IsADirectoryError):
+        wanted = "file"
+    elif isinstance(error, NotADirectoryError):  # it says what was wanted there; what stands in its way is above
+        while where != os.path.dirname(where) and not os.path.isfile(where):
+            where = os.path.dirname(where)
+    return Invalid(f"{where} is not a {wanted}, but the store needs one there: move it elsewhere, or give another path")
 
 
 def unreadable(error: OSError, path: str) -> CorruptionError:

@@ -90,23 +90,29 @@ class FileSystem(Protocol):
     def create(self, path: str) -> File:
         """Create a file for reading and writing; an error if it exists. Durable after `fsync_dir` of its folder."""
 
-    def open(self, path: str, *, write: bool = False) -> File: ...
+    def open(self, path: str, *, write: bool = False) -> File:
+        """Open a file that exists, for reading or also for writing."""
 
     def rename(self, source: str, target: str) -> None:
         """Replace `target` atomically. Durable after `fsync_dir` of the folder."""
 
-    def unlink(self, path: str) -> None: ...
+    def unlink(self, path: str) -> None:
+        """Remove a file. Durable after `fsync_dir` of its folder."""
 
-    def listdir(self, path: str) -> list[str]: ...
+    def listdir(self, path: str) -> list[str]:
+        """Return the names in a folder."""
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file or a folder."""
 
     def mkdir(self, path: str) -> None:
         """Create a folder unless it exists. Durable after `fsync_dir` of its parent."""
 
-    def rmdir(self, path: str) -> None: ...
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder. Durable after `fsync_dir` of its parent."""
 
-    def fsync_dir(self, path: str) -> None: ...
+    def fsync_dir(self, path: str) -> None:
+        """Make the names in a folder durable."""
 
     def folder(self, path: str) -> Folder:
         """Open a folder before changing names in it, so that syncing them cannot fail for want of a descriptor."""

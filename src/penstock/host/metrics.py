@@ -174,7 +174,11 @@ class Metrics:
         return families if allowed is None else [family.of_tables(allowed) for family in families]
 
     def exposition(self) -> str:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format.
+
+        >>> store.metrics.exposition().startswith("# HELP penstock_")
+        True
+        """
         return exposition(self.read())
 
 

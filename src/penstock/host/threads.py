@@ -282,8 +282,9 @@ class _Helper:
 
     def start(self) -> None:
         """Start the thread; after an interrupt `is_running` says whether it stays."""
+        self._thread = threading.Thread(target=self._run, name="penstock-helper", daemon=True)
         try:
-            threading.Thread(target=self._run, name="penstock-helper", daemon=True).start()
+            self._thread.start()
         except BaseException as error:
             self._given.release()  # if the thread was started after all, it ends at once
             raise _start_error(error) from None
@@ -293,6 +294,11 @@ class _Helper:
         self._call = call
         call.is_given = True  # an interrupt comes before these two lines, or after the third
         self._given.release()
+
+    def end(self) -> None:
+        """End the thread of a helper that is idle, and is not in the list any more."""
+        self._given.release()
+        self._thread.join()
 
     def _run(self) -> None:
         while True:
@@ -383,6 +389,12 @@ def run_interruptible(act: Callable[[], T], *, undo: Callable[[T], object] | Non
         finally:
             call.error = None  # the error's traceback refers to this call
     return call.value  # type: ignore[no-any-return]
+
+
+def end_idle_helpers() -> None:
+    """End the threads that `run_interruptible` keeps: who closes a connection leaves none. The next call starts one."""
+    while in_main_thread() and _helpers:  # only this thread removes them
+        _helpers.pop().end()
 
 
 os.register_at_fork(after_in_child=_helpers.clear)  # a child has none of these threads

@@ -122,7 +122,11 @@ class ChangeFeed(InThisProcess):
         return self._reading.query(self._info, CHANGES, self._argument)
 
     def to_arrow(self) -> pa.Table:
-        """Return all changes as an Arrow table."""
+        """Return all changes as an Arrow table.
+
+        >>> users.changes().to_arrow().column("_change_type")[0].as_py()
+        'insert'
+        """
         return pa.Table.from_batches(list(self), schema=self.schema)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:

@@ -29,10 +29,12 @@ class ReadableTable(InThisProcess, ABC):
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._info.name
 
     @property
     def shards(self) -> int:
+        """Into how many shards it is split."""
         return self._info.shards
 
     @property
@@ -49,6 +51,9 @@ class ReadableTable(InThisProcess, ABC):
 
         `until` is the LSN of the last commit; None: the last there is. They are those of applied writes: wait for a
         write by `flush` to find it here.
+
+        >>> users.changes(after=0).to_arrow().column("key")[0].as_py()
+        b'ada'
         """
         schema = self._change_schema()
         if schema is None:

@@ -62,15 +62,27 @@ class ReadableMapping(InThisProcess, Mapping[K, V]):
         return any(True for _ in self.scan(limit=1))
 
     def keys(self) -> KeysView[K]:
-        """Return a view of the keys, in order."""
+        """Return a view of the keys, in order.
+
+        >>> list(users.keys())
+        [b'ada']
+        """
         return KeysView(self)
 
     def items(self) -> KvItems[K, V]:
-        """Return a view of the (key, value) pairs, in key order."""
+        """Return a view of the (key, value) pairs, in key order.
+
+        >>> list(users.items())
+        [(b'ada', b'1815')]
+        """
         return KvItems(self)
 
     def values(self) -> KvValues[V]:
-        """Return a view of the values, in key order."""
+        """Return a view of the values, in key order.
+
+        >>> list(users.values())
+        [b'1815']
+        """
         return KvValues(self)
 
 

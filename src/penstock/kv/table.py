@@ -123,7 +123,11 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
     def get(self, key: bytes, default: Default) -> V | Default: ...
 
     def get(self, key: bytes, default: Any = None) -> Any:
-        """Return the value of a key, or `default` if it is absent."""
+        """Return the value of a key, or `default` if it is absent.
+
+        >>> users.get(b"ada"), users.get(b"bob", b"unknown")
+        (b'1815', b'unknown')
+        """
         if type(key) is not bytes:
             raise not_a_key(key)
         value = self._lookup(self._one or self._partition(key), key)
@@ -135,6 +139,9 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
         """Return the value of a key and the LSN of its row, for `if_lsn`; None if it is absent.
 
         Both are durable: the call first waits for this process's own writes to the key.
+
+        >>> row = users.get_row(b"ada")
+        >>> epoch = users.put(b"ada", row.value + b"!", if_lsn=row.lsn)
         """
         if type(key) is not bytes:
             raise not_a_key(key)
@@ -142,7 +149,11 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
         return None if row is None else KvRow(self._decode(row[0]), row[1])
 
     def multi_get(self, keys: Iterable[bytes]) -> list[V | None]:
-        """Return the value of each key, None where absent, all at one LSN."""
+        """Return the value of each key, None where absent, all at one LSN.
+
+        >>> users.multi_get([b"ada", b"bob"])
+        [b'1815', None]
+        """
         if isinstance(keys, bytes) or not isinstance(keys, Iterable):  # type: ignore[redundant-expr]
             raise Invalid(f"multi_get takes a list of keys, not {type(keys).__name__}")
         keys, by_shard = list(keys), dict[PartitionId, list[int]]()
@@ -183,7 +194,11 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[tuple[bytes, V]]:
-        """Return (key, value) pairs of [start, end) within `prefix` in key order, as of this call."""
+        """Return (key, value) pairs of [start, end) within `prefix` in key order, as of this call.
+
+        >>> list(users.scan(prefix=b"a", limit=10))
+        [(b'ada', b'1815')]
+        """
         start, end = narrowed(start, end, prefix)
         if limit is not None:
             limit = whole(limit, "limit")
@@ -197,11 +212,19 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
         return pairs if self._raw else ((key, self._decode(value)) for key, value in pairs)
 
     def count(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> int:
-        """Count the keys in [start, end) within `prefix`: the owner reads them, and sends only their number."""
+        """Count the keys in [start, end) within `prefix`: the owner reads them, and sends only their number.
+
+        >>> users.count(prefix=b"a")
+        1
+        """
         return queries.count(self._reading, self._info, *narrowed(start, end, prefix))
 
     def statistics(self) -> KvStatistics:
-        """Return the number of rows, files and bytes, without reading the rows."""
+        """Return the number of rows, files and bytes, without reading the rows.
+
+        >>> users.statistics().shards
+        1
+        """
         return queries.statistics(self._reading, self._info)
 
     def __repr__(self) -> str:
@@ -216,7 +239,11 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
     def scan_arrow(
         self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b""
     ) -> Iterator[pa.RecordBatch]:
-        """Return record batches of (key, value, lsn), in key order within each shard."""
+        """Return record batches of (key, value, lsn), in key order within each shard.
+
+        >>> [batch.num_rows for batch in users.scan_arrow()]
+        [1]
+        """
         start, end = narrowed(start, end, prefix)
         stack = ExitStack()
         reading = self._at_one_moment(stack, self._partitions)
@@ -225,7 +252,11 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
         return _until_the_end(batches, stack)
 
     def to_arrow(self, start: bytes = b"", end: bytes | None = None, *, prefix: bytes = b"") -> pa.Table:
-        """Return an Arrow table of (key, value, lsn)."""
+        """Return an Arrow table of (key, value, lsn).
+
+        >>> users.to_arrow().column("value").to_pylist()
+        [b'1815']
+        """
         return pa.Table.from_batches(list(self.scan_arrow(start, end, prefix=prefix)), self.schema)
 
 
@@ -277,6 +308,8 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
 
         `if_lsn`: only if the row still has the LSN that `get_row` returned. `if_absent`: only if there is no row. If
         that does not hold, `ConditionFailed`, and nothing is written. Such a write waits until it is durable.
+
+        >>> epoch = users.put(b"ada", b"1815", ttl_s=3600, durable=True)
         """
         data: Any = value if self._raw and type(value) is bytes else self._encode(value)
         if durable is not None and durable is not True and durable is not False:
@@ -303,6 +336,8 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
 
         Rows that are larger than one write may be (see `memory_bytes_max`) are written in several, in their order; if
         one fails, `OutcomeUnknown` says how many rows are durable. In a batch they are refused: use `batch.load`.
+
+        >>> epoch = users.put_many({b"ada": b"1815", b"grace": b"1906"})
         """
         if durable is not None:
             flag(durable, "durable")
@@ -384,7 +419,10 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
         return self._port.commit_and_wait(group, size)
 
     def delete(self, key: bytes, *, durable: bool | None = None, if_lsn: int | None = None) -> Epoch:
-        """Delete a key; an absent key is not an error. `if_lsn`: as for `put`."""
+        """Delete a key; an absent key is not an error. `if_lsn`: as for `put`.
+
+        >>> epoch = users.delete(b"ada", durable=True)
+        """
         if durable is not None:
             flag(durable, "durable")
         partition = self._check(key, b"")
@@ -395,7 +433,10 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
         return self._end(epoch, durable)
 
     def delete_range(self, start: bytes, end: bytes, *, durable: bool | None = None) -> Epoch:
-        """Delete all keys in [start, end), in every shard at once."""
+        """Delete all keys in [start, end), in every shard at once.
+
+        >>> epoch = users.delete_range(b"a", b"b")  # every key that begins with a
+        """
         if durable is not None:
             flag(durable, "durable")
         for border in (start, end):
@@ -417,6 +458,9 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
 
         int64: add_i64, min_i64, max_i64. float64: add_f64, min_f64, max_f64. Decimals: add_decimal, min_decimal,
         max_decimal. utf8: append. bytes: append, union, and those of numbers on 8 bytes.
+
+        >>> visits = store.kv("visits", value="int64")
+        >>> epoch = visits.merge(b"ada", 1, operator="add_i64")
         """
         if not isinstance(operator, str) or operator not in MERGES[self._options.value]:  # type: ignore[redundant-expr]
             allowed = ", ".join(MERGES[self._options.value]) or "none"
@@ -436,7 +480,10 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
         self.put(key, value)
 
     def clear(self) -> None:
-        """Delete all keys, in every shard at once."""
+        """Delete all keys, in every shard at once.
+
+        >>> users.clear()
+        """
         self._delete_range(b"", PAST_ALL_KEYS, None)
 
     def _check(self, key: bytes, value: bytes) -> PartitionId:

@@ -63,10 +63,12 @@ class TextKvReader(ReadableMapping[str, V]):
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._table.name
 
     @property
     def shards(self) -> int:
+        """Into how many shards it is split."""
         return self._table.shards
 
     @property

@@ -46,10 +46,12 @@ class DecimalType(Protocol):
     """
 
     @property
-    def precision(self) -> int: ...
+    def precision(self) -> int:
+        """How many digits a value has at most."""
 
     @property
-    def scale(self) -> int: ...
+    def scale(self) -> int:
+        """How many of them stand behind the point."""
 
 
 class StructType(Protocol):
@@ -62,9 +64,11 @@ class StructType(Protocol):
     """
 
     @property
-    def num_fields(self) -> int: ...
+    def num_fields(self) -> int:
+        """How many fields it has."""
 
-    def field(self, i: int | str, /) -> object: ...
+    def field(self, i: int | str, /) -> object:
+        """Return a field, by place or by name."""
 
 
 AnyValueType: TypeAlias = ValueType | DecimalType | StructType

@@ -25,7 +25,10 @@ def store_folder(path: object) -> str:
     """Return the absolute path of the folder; `Invalid` if `path` cannot be one."""
     text = path_text(path)
     if _URL.match(text):
-        raise Invalid(f"{text} is a URL, and a store is opened in a folder of this machine: give its path")
+        remedy = (
+            "penstock.connect takes it" if text.startswith("penstock:") else "give its path, or penstock://host:port"
+        )
+        raise Invalid(f"{text} is a URL, and a store is opened in a folder of this machine: {remedy}")
     return absolute(os.path.expanduser(text))
 
 

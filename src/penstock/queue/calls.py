@@ -109,6 +109,7 @@ class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def messages(self) -> int:
+        """How many messages the queue has."""
         return sum(bounds.next - bounds.first for bounds in self.shards)
 
 

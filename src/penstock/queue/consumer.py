@@ -77,7 +77,11 @@ class Consumer(InThisProcess):
     # -- messages
 
     def get(self, max: int = 100, timeout_s: float = 0.0) -> list[LeasedMessage]:  # noqa: A002 - it reads well
-        """Lease up to `max` messages that no consumer of this name holds; wait up to `timeout_s` for the first."""
+        """Lease up to `max` messages that no consumer of this name holds; wait up to `timeout_s` for the first.
+
+        >>> [message.payload for message in worker.get(10, timeout_s=5.0)]
+        [b'hello']
+        """
         max = whole(max, "max, the number of messages to get,", 1)  # noqa: A001 - the same
         timeout_s, settings = seconds(timeout_s, "timeout_s", math.inf), self.settings
         deliveries_max, holder = settings.deliveries_max, self._holder()
@@ -113,6 +117,11 @@ class Consumer(InThisProcess):
         """Acknowledge messages durably; with a batch, atomically with the batch's writes.
 
         `LeaseLost` if the lease of one has ended: then none is acknowledged, and the batch writes nothing.
+
+        >>> messages = worker.get()
+        >>> with store.batch() as batch:  # the result and the acknowledgement: both or neither
+        ...     epoch = batch.kv("users").put(b"bob", messages[0].payload)
+        ...     worker.ack(messages, batch=batch)
         """
         if batch is not None and not isinstance(batch, Conditional):
             raise Invalid(f"batch is what store.batch() returns, not {in_short(batch)}")
@@ -129,7 +138,11 @@ class Consumer(InThisProcess):
             self._command(ACK, data)
 
     def nack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, delay_s: float = 0.0) -> int:
-        """Return messages for redelivery, at once or after `delay_s`. Returns how many were still leased."""
+        """Return messages for redelivery, at once or after `delay_s`. Returns how many were still leased.
+
+        >>> worker.nack(worker.get(), delay_s=5.0)
+        1
+        """
         delay_s, released = seconds(delay_s, "delay_s", DELAY_S_MAX), 0
         for leases in _leases(messages):
             released += self._call_with("nack", QueueCall(consumer=self.name, leases=leases, delay_s=delay_s), int)
@@ -141,6 +154,8 @@ class Consumer(InThisProcess):
         """Renew the leases of messages: they end `visibility_timeout_s` (None: the consumer's) after this call.
 
         `LeaseLost` if the lease of one has ended: another consumer may have it.
+
+        >>> worker.extend(worker.get(), visibility_timeout_s=60.0)
         """
         wanted_s = self.settings.visibility_timeout_s if visibility_timeout_s is None else visibility_timeout_s
         wanted_s = seconds(wanted_s, "visibility_timeout_s", DELAY_S_MAX, above_zero=True)
@@ -158,7 +173,11 @@ class Consumer(InThisProcess):
     # -- position
 
     def positions(self) -> list[ConsumerPosition]:
-        """Return the consumer's position in each shard."""
+        """Return the consumer's position in each shard.
+
+        >>> [(position.shard, position.floor) for position in worker.positions()]
+        [(0, 1)]
+        """
         positions = self._ask("positions", QueueCall(consumer=self.name), list[ConsumerPosition])
         known = {position.shard: position for position in positions}
         return [
@@ -168,16 +187,27 @@ class Consumer(InThisProcess):
 
     @property
     def position(self) -> dict[int, int]:
-        """For each shard, the sequence below which everything is acknowledged."""
+        """For each shard, the sequence below which everything is acknowledged.
+
+        >>> worker.position
+        {0: 1}
+        """
         return {each.shard: each.floor for each in self.positions()}
 
     @property
     def lag(self) -> int:
-        """How many messages are not acknowledged."""
+        """How many messages are not acknowledged.
+
+        >>> worker.lag
+        1
+        """
         return sum(each.lag for each in self.positions())
 
     def seek(self, to: int | str | Mapping[int, int]) -> None:
-        """Move to a sequence (in every shard), to sequences by shard, to "earliest" or to "latest"."""
+        """Move to a sequence (in every shard), to sequences by shard, to "earliest" or to "latest".
+
+        >>> worker.seek("earliest")
+        """
         bounds = self._bounds()
         if isinstance(to, str) and to in ("earliest", "latest"):
             sequences = {shard: each.first if to == "earliest" else each.next for shard, each in enumerate(bounds)}
@@ -194,7 +224,10 @@ class Consumer(InThisProcess):
         self._command(SEEK, argument(self._info.table_id, Seek(self.name, sorted(checked.items()), "leased")))
 
     def forget(self) -> None:
-        """Delete the consumer and its acknowledgements; it no longer delays retention."""
+        """Delete the consumer and its acknowledgements; it no longer delays retention.
+
+        >>> worker.forget()
+        """
         self._command(FORGET, argument(self._info.table_id, ForgetConsumer(self.name, self._info.shards)))
 
     def _bounds(self) -> list[ShardBounds]:

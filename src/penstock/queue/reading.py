@@ -11,7 +11,7 @@ A file that was unlinked before it was opened raises `FileNotFoundError`: the ca
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,24 +130,20 @@ class QueueReader:
         return span.next
 
     def files_before(self, view: FilesView, time_us: int) -> int:
-        """Count the oldest sealed files that hold only records older than a time. Opens at most about twenty."""
-        low, high = 0, len(view.files)
-        while low < high:
-            middle = (low + high) // 2
-            following = view.span(middle + 1)
-            if following.path and self.opening(following.path).last_time_us < time_us:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        """Count the oldest sealed files that hold only records older than a time."""
+        return self._sealed_while(view, lambda following: following.last_time_us < time_us)
 
     def files_before_lsn(self, view: FilesView, lsn: int) -> int:
-        """Count the oldest sealed files that hold only records of lower LSNs. Opens at most about twenty."""
+        """Count the oldest sealed files that hold only records of lower LSNs."""
+        return self._sealed_while(view, lambda following: following.last_lsn < lsn)
+
+    def _sealed_while(self, view: FilesView, holds: Callable[[Opening], bool]) -> int:
+        """Count the oldest sealed files for whose successor's opening `holds`. Opens at most about twenty."""
         low, high = 0, len(view.files)
         while low < high:
             middle = (low + high) // 2
             following = view.span(middle + 1)
-            if following.path and self.opening(following.path).last_lsn < lsn:
+            if following.path and holds(self.opening(following.path)):
                 low = middle + 1
             else:
                 high = middle

@@ -134,6 +134,9 @@ class QueueView(ReadableTable):
         """Return up to `limit` messages from a sequence or (1) the oldest, of one shard or of all, one after the other.
 
         `NotFound` if the message `from_sequence` was trimmed.
+
+        >>> [message.payload for message in events.read(limit=10)]
+        [b'hello']
         """
         messages: list[Message] = []
         with self._moment(shard) as (reading, shards):
@@ -169,7 +172,11 @@ class QueueView(ReadableTable):
     def scan_arrow(
         self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Return record batches in the table's schema, of one shard or of all."""
+        """Return record batches in the table's schema, of one shard or of all.
+
+        >>> [batch.num_rows for batch in events.scan_arrow(shard=0)]
+        [1]
+        """
         start, end = _key(from_sequence), None if to_sequence is None else _key(to_sequence)
         schema = self.schema
         with self._moment(shard) as (reading, shards):
@@ -178,12 +185,20 @@ class QueueView(ReadableTable):
                     yield in_table_schema(batch, number, schema)
 
     def read_arrow(self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None) -> pa.Table:
-        """Return messages as an Arrow table."""
+        """Return messages as an Arrow table.
+
+        >>> events.read_arrow(shard=0, from_sequence=1, to_sequence=2).num_rows
+        1
+        """
         schema = self.schema
         return pa.Table.from_batches(list(self.scan_arrow(shard, from_sequence, to_sequence)), schema)
 
     def to_arrow(self) -> pa.Table:
-        """Return all messages as an Arrow table."""
+        """Return all messages as an Arrow table.
+
+        >>> events.to_arrow().column("payload").to_pylist()
+        [b'hello']
+        """
         return self.read_arrow()
 
 
@@ -236,7 +251,10 @@ class QueueTable(QueueView, WritableTable):
         token: tuple[str, int] | None = None,
         durable: bool | None = None,
     ) -> Epoch:
-        """Add a message. Messages of one key stay in order; with a token it is added at most once, durably."""
+        """Add a message. Messages of one key stay in order; with a token it is added at most once, durably.
+
+        >>> epoch = events.put(b"hello", key=b"ada", durable=True)
+        """
         if durable is not None:
             flag(durable, "durable")
         message: section.Message = _checked(payload, key, time)
@@ -261,6 +279,8 @@ class QueueTable(QueueView, WritableTable):
 
         Messages without keys all go to one shard, in order. In a queue of several shards there is one write for each
         shard; with a token all messages are one group, added at most once, durably.
+
+        >>> epoch = events.put_many([b"a", b"b"], keys=[b"ada", b"bob"], token=("producer", 1))
         """
         if durable is not None:
             flag(durable, "durable")
@@ -311,7 +331,12 @@ class QueueTable(QueueView, WritableTable):
         time: int | datetime | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Position:
-        """Add a message, wait until it is durable and applied, and return its position."""
+        """Add a message, wait until it is durable and applied, and return its position.
+
+        >>> position = events.append(b"hello", key=b"ada")
+        >>> position.shard, position.sequence > 1
+        (0, True)
+        """
         message = _checked(payload, key, time)
         shard = self._partitions.index(self._partition_of(key))
         given = None if headers is None else self._headers(headers) or None
@@ -320,7 +345,10 @@ class QueueTable(QueueView, WritableTable):
         return Position(shard, sequence, lsn)
 
     def trim(self, before: int, *, shard: int = 0, durable: bool | None = None) -> Epoch:
-        """Delete the messages of a shard below a sequence."""
+        """Delete the messages of a shard below a sequence.
+
+        >>> epoch = events.trim(before=1, shard=0)  # keeps the message 1
+        """
         if durable is not None:
             flag(durable, "durable")
         before = whole(before, "before, the sequence of the first message to keep,", 1, SEQUENCE_MAX - 1)
@@ -349,19 +377,30 @@ class QueueTable(QueueView, WritableTable):
     # -- queries
 
     def seek(self, time: int | datetime, *, shard: int = 0) -> int:
-        """Return the sequence of the first message whose record has this time or a later one."""
+        """Return the sequence of the first message whose record has this time or a later one.
+
+        >>> events.seek(datetime(2024, 1, 1, tzinfo=UTC))
+        1
+        """
         self._partition(shard)
         request = QueueCall(shard=shard, time_us=microseconds(time))
         return self._port.ask(self._info, "seek", request, int)
 
     def bounds(self) -> list[ShardBounds]:
-        """Return the oldest sequence and the next one, for each shard."""
+        """Return the oldest sequence and the next one, for each shard.
+
+        >>> events.bounds()[0].first
+        1
+        """
         return self._port.ask(self._info, "bounds", QueueCall(), list[ShardBounds])
 
     def offsets(self, start: str) -> dict[int, int]:
         """Return the sequence to begin with, for each shard, from the text of an option.
 
         "earliest", "latest", "consumer:NAME", "time:MICROSECONDS", a sequence, or sequences by shard as JSON.
+
+        >>> events.offsets("earliest")
+        {0: 1}
         """
         bounds = self.bounds()
         start = text(start, "start", START_BYTES_MAX)
@@ -388,16 +427,29 @@ class QueueTable(QueueView, WritableTable):
         return sequences
 
     def advance(self, start: dict[int, int], rows_max: int | None, bytes_max: int | None) -> dict[int, int]:
-        """Return the end of a batch that begins at `start`: within the limits, shared fairly among the shards."""
+        """Return the end of a batch that begins at `start`: within the limits, shared fairly among the shards.
+
+        >>> events.advance({0: 1}, rows_max=1, bytes_max=None)
+        {0: 2}
+        """
         request = QueueCall(positions=sorted(start.items()), count=rows_max or 0, bytes_max=bytes_max or 0)
         return self._port.ask(self._info, "advance", request, dict[int, int])
 
     def lag(self, consumer: str) -> int:
-        """Return how many messages a consumer has not acknowledged."""
+        """Return how many messages a consumer has not acknowledged.
+
+        >>> messages = events.consumer("worker").get()
+        >>> events.lag("worker") == len(messages)
+        True
+        """
         return self.consumer(consumer).lag
 
     def statistics(self) -> QueueTotals:
-        """Return the messages, files and bytes, and the position of each consumer."""
+        """Return the messages, files and bytes, and the position of each consumer.
+
+        >>> events.statistics().messages > 0
+        True
+        """
         return self._port.ask(self._info, "statistics", QueueCall(), QueueTotals)
 
     # -- options
@@ -417,6 +469,8 @@ class QueueTable(QueueView, WritableTable):
 
         A retention applies from the next check of the store; `Retention()`, without rules, keeps everything.
         `headers=True` lets messages have headers from now on.
+
+        >>> events.alter(retention=penstock.Retention(age_s=7 * 86_400))
         """
         if retention is None and headers is None:
             raise Invalid("alter what? Give retention=Retention(...), or headers=True")
@@ -441,7 +495,11 @@ class QueueTable(QueueView, WritableTable):
     # -- consuming
 
     def consumers(self) -> list[ConsumerSummary]:
-        """Return all consumers: position, lag, messages under leases, and when each was last seen."""
+        """Return all consumers: position, lag, messages under leases, and when each was last seen.
+
+        >>> [consumer.name for consumer in events.consumers()]
+        ['worker']
+        """
         return self._port.ask(self._info, "consumers", QueueCall(), list[ConsumerSummary])
 
     def consumer(
@@ -452,7 +510,10 @@ class QueueTable(QueueView, WritableTable):
         deliveries_max: int | None = None,
         dead_letter: str | None = None,
     ) -> Consumer:
-        """Return a consumer. Consumers with the same name share the messages; each name sees all messages."""
+        """Return a consumer. Consumers with the same name share the messages; each name sees all messages.
+
+        >>> worker = events.consumer("worker", visibility_timeout_s=60.0, deliveries_max=5, dead_letter="dead")
+        """
         from penstock.queue.consumer import Consumer, ConsumerSettings
 
         settings = ConsumerSettings(

@@ -109,6 +109,9 @@ class SeriesReader(ReadableTable):
         """Return the samples of a selector as an Arrow table.
 
         The samples of one series follow each other in the order of time. `scan_arrow` reads them as a stream.
+
+        >>> metrics.select('cpu{host="a"}').column("value").to_pylist()
+        [0.5]
         """
         batches = self._query("select", _query(selector, start, end), timeout_s)
         return pa.Table.from_batches(list(batches), SAMPLES)
@@ -121,11 +124,19 @@ class SeriesReader(ReadableTable):
         *,
         timeout_s: float = QUERY_S,
     ) -> Iterator[pa.RecordBatch]:
-        """Return the samples of a selector as record batches, in bounded memory."""
+        """Return the samples of a selector as record batches, in bounded memory.
+
+        >>> [batch.num_rows for batch in metrics.scan_arrow("cpu")]
+        [1]
+        """
         return self._query("select", _query(selector, start, end), timeout_s)
 
     def to_arrow(self) -> pa.Table:
-        """Return all samples as an Arrow table."""
+        """Return all samples as an Arrow table.
+
+        >>> metrics.to_arrow().column("metric").to_pylist()
+        ['cpu']
+        """
         return self.select("{}")
 
     def aggregate(
@@ -145,6 +156,9 @@ class SeriesReader(ReadableTable):
         `by` names the labels that make a group; series without one of them are a group, too, as in Prometheus.
         `step` is in seconds and `time` the start of a step, a multiple of it.
         `function` is sum, avg, min, max, count, last, rate, increase or quantile (with `quantile`, from 0 to 1).
+
+        >>> metrics.aggregate("cpu", function="avg", by=["host"], step=60).column("value").to_pylist()
+        [0.5]
         """
         query = AggregateQuery(
             *query_bounds(selector, start, end),
@@ -172,6 +186,9 @@ class SeriesReader(ReadableTable):
 
         It is evaluated in this process. A metric that the expression drops is "". `samples_max` bounds what is read, by
         default 20 million.
+
+        >>> metrics.query("sum(cpu)", datetime(2024, 1, 1, tzinfo=UTC)).column("value").to_pylist()
+        [0.5]
         """
         from penstock.series.promql_source import instant_grid, query_budget
 
@@ -188,7 +205,12 @@ class SeriesReader(ReadableTable):
         samples_max: int | None = None,
         timeout_s: float = QUERY_S,
     ) -> pa.Table:
-        """Evaluate a PromQL expression at `start` and every `step` seconds after it, up to and including `end`."""
+        """Evaluate a PromQL expression at `start` and every `step` seconds after it, up to and including `end`.
+
+        >>> start = datetime(2024, 1, 1, tzinfo=UTC)
+        >>> metrics.query_range("cpu", start, start + timedelta(seconds=60), step=30).column("value").to_pylist()
+        [0.5, 0.5, 0.5]
+        """
         from penstock.series.promql_source import query_budget, range_grid
 
         grid = range_grid(start, end, step)
@@ -221,6 +243,9 @@ class SeriesReader(ReadableTable):
         """Return the label sets of a selector as an Arrow table (metric, labels).
 
         The range is that of whole buckets: a series may have its samples elsewhere in one of them.
+
+        >>> metrics.series("cpu").column("metric").to_pylist()
+        ['cpu']
         """
         batches = self._query("series", _query(selector, start, end), timeout_s)
         return pa.Table.from_batches(list(batches), SCHEMAS["series"])
@@ -233,7 +258,11 @@ class SeriesReader(ReadableTable):
         *,
         timeout_s: float = QUERY_S,
     ) -> list[str]:
-        """Return the names of all labels of the series of a selector, sorted; `__name__` is the metric."""
+        """Return the names of all labels of the series of a selector, sorted; `__name__` is the metric.
+
+        >>> metrics.labels("cpu")
+        ['__name__', 'host']
+        """
         return self._texts("label_names", _query(selector, start, end), timeout_s)
 
     def label_values(
@@ -245,11 +274,19 @@ class SeriesReader(ReadableTable):
         *,
         timeout_s: float = QUERY_S,
     ) -> list[str]:
-        """Return the values of a label of the series of a selector, sorted."""
+        """Return the values of a label of the series of a selector, sorted.
+
+        >>> metrics.label_values("host", "cpu")
+        ['a']
+        """
         return self._texts("label_values", _query(selector, start, end, check_name(name)), timeout_s)
 
     def metadata(self, metric: str | None = None) -> dict[str, MetricMetadata]:
-        """Return type, unit and help of metrics, of one or of all that have some, by metric."""
+        """Return type, unit and help of metrics, of one or of all that have some, by metric.
+
+        >>> metrics.metadata("cpu")
+        {}
+        """
         name = "" if metric is None else checked_text(metric, "a metric", 4_096)
         batches = self._query("metadata", SeriesQuery(name=name), QUERY_S)
         return {row["metric"]: MetricMetadata(**row) for batch in batches for row in batch.to_pylist()}
@@ -262,7 +299,11 @@ class SeriesReader(ReadableTable):
         top: int | None = None,
         timeout_s: float = QUERY_S,
     ) -> Cardinality:
-        """Return how many series and label values there are; with `top`, only that many of the largest."""
+        """Return how many series and label values there are; with `top`, only that many of the largest.
+
+        >>> metrics.cardinality(top=10).metrics
+        {'cpu': 1}
+        """
         limit = None if top is None else whole(top, "top", 1)
         batches = self._query("cardinality", _query("{}", start, end), timeout_s)
         rows = [row for batch in batches for row in batch.to_pylist()]
@@ -271,7 +312,11 @@ class SeriesReader(ReadableTable):
         return Cardinality(sum(found["metric"].values()), metrics, labels)
 
     def statistics(self) -> SeriesStatistics:
-        """Return how many buckets and series there are, and the bytes in memory and in files."""
+        """Return how many buckets and series there are, and the bytes in memory and in files.
+
+        >>> metrics.statistics().series
+        1
+        """
         (row,) = [row for batch in self._query("statistics", SeriesQuery(), QUERY_S) for row in batch.to_pylist()]
         return SeriesStatistics(**row)
 

@@ -78,6 +78,8 @@ class SeriesTable(SeriesReader, WritableTable):
         """Write one sample; `time` is whole microseconds since 1970 or a datetime with a zone, by default now.
 
         A sample replaces an earlier one of the same series and time.
+
+        >>> epoch = metrics.write("cpu", 0.5, {"host": "a"}, durable=True)
         """
         try:
             key = self._keys.get((metric,) if labels is None else (metric, *labels.items()))
@@ -123,7 +125,11 @@ class SeriesTable(SeriesReader, WritableTable):
         times: npt.ArrayLike | Sequence[datetime],
         durable: bool | None = None,
     ) -> Epoch:
-        """Write many samples of one series: values and times of the same length."""
+        """Write many samples of one series: values and times of the same length.
+
+        >>> times_us = [1_704_067_200_000_000, 1_704_067_215_000_000]
+        >>> epoch = metrics.write_columns("cpu", [0.5, 0.6], {"host": "a"}, times=times_us)
+        """
         if durable is not None:
             flag(durable, "durable")
         series = LabelTable.of([check_labels(metric, labels)])
@@ -139,6 +145,9 @@ class SeriesTable(SeriesReader, WritableTable):
         """Write an Arrow table or record batch, all or none of its rows.
 
         Columns: `metric` (or the argument), `time`, `value`, `labels` (a map or a struct), and any others as labels.
+
+        >>> rows = pyarrow.table({"time": [1_704_067_200_000_000], "value": [0.5], "host": ["a"]})
+        >>> epoch = metrics.write_arrow(rows, metric="cpu")
         """
         if durable is not None:
             flag(durable, "durable")
@@ -164,7 +173,10 @@ class SeriesTable(SeriesReader, WritableTable):
         *,
         durable: bool | None = None,
     ) -> Epoch:
-        """Delete the samples of a selector in [start, end), in every shard at once."""
+        """Delete the samples of a selector in [start, end), in every shard at once.
+
+        >>> epoch = metrics.delete('cpu{host="a"}', durable=True)
+        """
         if durable is not None:
             flag(durable, "durable")
         part = check_delete(SeriesDelete(*query_bounds(selector, start, end)))
@@ -180,7 +192,10 @@ class SeriesTable(SeriesReader, WritableTable):
         help: str = "",  # noqa: A002
         durable: bool | None = None,
     ) -> Epoch:
-        """Set type (counter, gauge, histogram, summary, info, stateset, unknown), unit and help of a metric."""
+        """Set type (counter, gauge, histogram, summary, info, stateset, unknown), unit and help of a metric.
+
+        >>> epoch = metrics.set_metadata("cpu", type="gauge", help="The load of a host.")
+        """
         if durable is not None:
             flag(durable, "durable")
         part: Part = check_metadata(MetricMetadata(metric, type, unit, help))
@@ -198,6 +213,8 @@ class SeriesTable(SeriesReader, WritableTable):
         """Change options of the table durably, for every process; what is left out stays.
 
         Other table objects follow when they next write a new series or are asked for again.
+
+        >>> metrics.alter(retention_s=30 * 86_400)
         """
         given = {
             "window_s": window_s,

@@ -33,14 +33,13 @@ from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
 from penstock.server.archive_requests import ArchiveRequests
 from penstock.server.confirming import ReadConfirmation
-from penstock.server.job_requests import JobRequests
 from penstock.server.leased_objects import LeaseCounts, LeasedObjects
 from penstock.server.offer_requests import OfferRequests
 from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
 from penstock.server.queries import QueryNames
 from penstock.server.rights import ADMIN, LOCAL, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
-from penstock.server.statistics_requests import StatisticsRequests
+from penstock.server.status_requests import StatusRequests
 from penstock.server.table_requests import TableRequests
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
@@ -162,10 +161,9 @@ class Gateway:
             wire.CloseScan: lambda request, work: self._scans.close(request.scan, work.rights.client),
             wire.ReceivedWrite: self._taker.take,
             **OfferRequests(store.offers, store.files, store.path).answers,
-            **StatisticsRequests(store, self.fault).answers,
+            **StatusRequests(store, self.fault).answers,
             **TableRequests(store).answers,
             **ArchiveRequests(store).answers,
-            **JobRequests(store, self.fault).answers,
         }
         self._counting = threads.lock("server.requests")
         self._requests = dict.fromkeys((*self._answers, *get_args(wire.Reading)), 0)  # guarded by _counting

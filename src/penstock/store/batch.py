@@ -87,15 +87,27 @@ class StoreBatch(KvOfBatch):
         return kind_named(info.kind, name).table(self._writes, info, durable=False)
 
     def queue(self, name: str) -> QueueTable:
-        """Return an existing queue, whose writes join this batch."""
+        """Return an existing queue, whose writes join this batch.
+
+        >>> with store.batch() as batch:
+        ...     epoch = batch.queue("events").put(b"hello", key=b"ada")
+        """
         return QUEUE.table(self._writes, self._info(name, QUEUE), durable=False)
 
     def series(self, name: str) -> SeriesTable:
-        """Return an existing series table, whose writes join this batch."""
+        """Return an existing series table, whose writes join this batch.
+
+        >>> with store.batch() as batch:
+        ...     epoch = batch.series("metrics").write("cpu", 0.5, {"host": "a"})
+        """
         return series_kind().table(self._writes, self._info(name, series_kind()), durable=False)
 
     def vector(self, name: str) -> VectorTable:
-        """Return an existing vector table, whose writes join this batch."""
+        """Return an existing vector table, whose writes join this batch.
+
+        >>> with store.batch() as batch:
+        ...     epoch = batch.vector("documents").upsert("a", [1.0, 0.0])
+        """
         return vector_kind().table(self._writes, self._info(name, vector_kind()), durable=False)
 
     def _find(self, name: str) -> TableInfo | None:
@@ -133,6 +145,10 @@ class StoreBatch(KvOfBatch):
         `rows` is an Arrow table or stream, or one or several results of `store.prepare`. Of several rows of one Arrow
         stream with the same key the last wins. A batch either loads rows into a
         table or writes to it in other ways.
+
+        >>> with store.batch() as batch:
+        ...     batch.load("users", pyarrow.table({"key": [b"bob", b"eve"], "value": [b"1912", b"1990"]}))
+        2
         """
         info = self._info(name)
         if self._is_used():
@@ -146,7 +162,11 @@ class StoreBatch(KvOfBatch):
         return self._token is not None and self._port.is_token_used(self._token)
 
     def adopt(self, name: str, files: Sequence[StagedFile], shard: int = 0) -> None:
-        """Add files that were staged for a shard, built and `sealed`; they become visible together."""
+        """Add files that were staged for a shard, built and `sealed`; they become visible together.
+
+        >>> [file] = store.stage("users")
+        >>> # build it with any tool, fill in its size and digest; then, in a batch: batch.adopt("users", [file])
+        """
         info = self._info(name)
         shard = whole(shard, f"a shard of table {info.name}", 0, info.shards - 1)
         self.add_files(partition_id(info.table_id, shard), files)
@@ -193,7 +213,12 @@ class StoreBatch(KvOfBatch):
             raise Invalid("this batch has ended: begin another")
 
     def commit(self) -> None:
-        """Commit the batch. Afterwards `duplicate` says whether an earlier commit used its token."""
+        """Commit the batch. Afterwards `duplicate` says whether an earlier commit used its token.
+
+        >>> batch = store.batch(token=("loader", 18))
+        >>> epoch = batch.kv("users").put(b"ada", b"1815")
+        >>> batch.commit()  # `with` does it
+        """
         self._check_open()
         self._ended = True
         if (self._files or self._loads) and self._is_used():

@@ -228,6 +228,9 @@ class KvOfStore(CreatedTables):
         table: type checkers then take them for bytes. `KindMismatch` if the table holds another type. With `changes`
         (True, or a `ChangeOptions`), a new table has a change feed. `encrypted` is for a new table, by default as
         the store's settings say.
+
+        >>> visits = store.kv("visits", value="int64", shards=2)
+        >>> visits[b"ada"] = 1
         """
         options = KV.options(value, key, changes)
         info = self._table(name, KV, shards, options, create=create, storage=storage, encrypted=encrypted)
@@ -284,7 +287,11 @@ class KvOfBatch(NamedTables):
     def kv(self, name: str, *, key: Literal["utf8"], value: StructType) -> TextKvTable[dict[str, object]]: ...
 
     def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
-        """Return an existing kv table, whose writes join this batch; `value` and `key` are its types."""
+        """Return an existing kv table, whose writes join this batch; `value` and `key` are its types.
+
+        >>> with store.batch() as batch:
+        ...     epoch = batch.kv("users").put(b"ada", b"1815")
+        """
         return KV.of_types(KV.table(self._writes, self._info(name, KV), durable=False), value, key)
 
 
@@ -336,5 +343,10 @@ class KvOfSnapshot(NamedTables):
     def kv(self, name: str, *, key: Literal["utf8"], value: StructType) -> TextKvReader[dict[str, object]]: ...
 
     def kv(self, name: str, *, value: AnyValueType | None = None, key: KeyType | None = None) -> Any:
-        """Return a kv table; `value` and `key` are the types of its values and keys, for type checkers."""
+        """Return a kv table; `value` and `key` are the types of its values and keys, for type checkers.
+
+        >>> with store.snapshot() as snapshot:
+        ...     snapshot.kv("users")[b"ada"]
+        b'1815'
+        """
         return KV.of_types(KV.reader(self._port, self._info(name, KV)), value, key)

@@ -85,7 +85,8 @@ class CreatedTables(NamedTables):
         if storage is not None and not (is_stored(info, storage) or is_stored(self._current(info), storage)):
             raise KindMismatch(f"table {name} has other storage options: leave storage= out, or call store.alter")
         if shards not in (1, info.shards):
-            raise KindMismatch(f"table {name} has {info.shards} shards, not {shards}: leave shards= out")
+            count = "1 shard" if info.shards == 1 else f"{info.shards} shards"
+            raise KindMismatch(f"table {name} has {count}, not {shards}: leave shards= out")
         if encrypted not in (None, info.key is not None):
             made = "without encryption" if encrypted else "encrypted"
             raise KindMismatch(f"table {name} was created {made}, which is fixed: leave encrypted= out, or copy it")

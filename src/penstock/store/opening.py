@@ -206,7 +206,11 @@ class OpenedParts(WiredParts):
     # -- closing
 
     def close(self) -> None:
-        """Make everything durable and release the folder, even if that fails. A second call does nothing."""
+        """Make everything durable and release the folder, even if that fails. A second call does nothing.
+
+        >>> store = penstock.open("logs/")
+        >>> store.close()  # `with` does it
+        """
         if self._closed or threads.process_id() != self._process:
             return
         threads.run_uninterrupted(self._close)

@@ -1,9 +1,9 @@
 """Makes a store from its archive, after its disk was lost.
 
 The manifest, the journal, the queues and the indexes of a run are fetched; sstables stay in the archive, evicted, until
-they are read. The copy is built beside its target and renamed when it is complete. It gets a UUID of its own, so it
-uploads under a prefix of its own; a note in the old prefix keeps the old store, should it live, from deleting objects
-that both read.
+they are read. The copy is built beside its target and renamed when it is complete (`new_store.py`). It gets a UUID of
+its own, so it uploads under a prefix of its own; a note in the old prefix keeps the old store, should it live, from
+deleting objects that both read.
 
 Thread: any.
 Invariants: (1) the archive is only read, except for that note. (2) a folder at the target is a whole store.
@@ -20,11 +20,10 @@ import msgspec
 from penstock.archive.objects import ObjectStore, parse_file_key
 from penstock.archive.plain import TemporaryFile
 from penstock.archive.transfer import fetch, fetch_as, verify_object
-from penstock.errors import CorruptionError, Invalid, NotFound, StoreLocked
+from penstock.errors import CorruptionError, Invalid, NotFound
 from penstock.host.clock import Clock
-from penstock.host.file_operations import make_dirs, remove_file, remove_folder
+from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
-from penstock.host.paths import parent
 from penstock.host.randomness import Random
 from penstock.lsm.catalog import TableDetail
 from penstock.manifest.engine import EngineOpener
@@ -36,9 +35,9 @@ from penstock.partition.ledger import LEDGER_TABLE
 from penstock.store.archive_run import RunListing, read_listing, run_numbers
 from penstock.store.archive_url import write_archive_url
 from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, read_uuid, write_identity
+from penstock.store.new_store import built_beside
 from penstock.store.object_collection import HEIRS
 
-LOCK = "LOCK"  # a store's own: held while the copy is incomplete
 HEIR = "heir"  # the UUID of a copy, while it is incomplete
 REATTACHING = ".reattaching"  # behind the name of the target, while the copy is incomplete
 OPERATIONS = 1_000  # of the manifest, in one commit
@@ -87,33 +86,15 @@ class Reattachment:
 
     def run(self, path: str, store: str | None, number: int | None) -> ReattachReport:
         """Make the store at `path`, which must not exist or be empty."""
-        fs = self._fs
         listing = self._listing(self._find(store), number)
-        if fs.exists(path) and fs.listdir(path):
-            raise Invalid(f"{path} is not empty: give a new folder, nothing is replaced")
-        work = path + REATTACHING
-        if fs.exists(work) and not fs.exists(f"{work}/{LOCK}"):
-            raise Invalid(f"{work} is in the way, and is not of an earlier attempt: move it elsewhere")
-        make_dirs(fs, work)
-        try:
-            lock = fs.lock(f"{work}/{LOCK}")
-        except StoreLocked:
-            raise StoreLocked(f"{path} is being made by another process: wait for its end") from None
-        try:
+        with built_beside(self._fs, path, REATTACHING, keep=HEIR) as work:
             uuid = self._uuid(work)
-            self._empty(work)
             self._fetch_files(listing, work)
             evicted = self._evict_rows(work)
             self._objects.put_new(f"{listing.store}/{HEIRS}/{uuid.hex()}", b"")
-            write_archive_url(fs, work, self._objects.url)
-            write_identity(fs, work, StoreIdentity(bytes.fromhex(listing.identity), uuid))
-            remove_file(fs, f"{work}/{HEIR}")
-            if fs.exists(path):
-                fs.rmdir(path)
-            fs.rename(work, path)
-            fs.fsync_dir(parent(path))
-        finally:
-            lock.release()
+            write_archive_url(self._fs, work, self._objects.url)
+            write_identity(self._fs, work, StoreIdentity(bytes.fromhex(listing.identity), uuid))
+            remove_file(self._fs, f"{work}/{HEIR}")
         return ReattachReport(
             path=path,
             store=listing.store,
@@ -172,14 +153,6 @@ class Reattachment:
             out.abort()
             raise
         return uuid
-
-    def _empty(self, work: str) -> None:
-        for name in self._fs.listdir(work):  # of an attempt that ended early
-            if name not in (LOCK, HEIR):
-                try:
-                    self._fs.unlink(f"{work}/{name}")
-                except (IsADirectoryError, PermissionError):  # some systems raise the second for a folder
-                    remove_folder(self._fs, f"{work}/{name}")
 
     def _fetch_files(self, listing: RunListing, work: str) -> None:
         for file in listing.files:

@@ -1,7 +1,7 @@
 """Restoring a backup into a new folder, and checking one where it is.
 
-The copy is built beside its target, every checksum compared, and renamed when it is complete: a folder at the target is
-a whole store. It gets a UUID of its own; its files carry the identity of the original (`identity.py`).
+The copy is built beside its target, every checksum compared, and renamed when it is complete (`new_store.py`). It gets
+a UUID of its own; its files carry the identity of the original (`identity.py`).
 
 Thread: any.
 Invariant: the backup is only read.
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.errors import CorruptionError, Invalid, StoreLocked
-from penstock.host.file_operations import make_dirs, remove_folder
+from penstock.errors import CorruptionError
+from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.host.paths import parent
 from penstock.host.randomness import Random
@@ -28,9 +28,9 @@ from penstock.store.backup_folder import (
     naming_the_disk,
 )
 from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, write_identity
+from penstock.store.new_store import built_beside
 from penstock.store.reports import FileDamage
 
-LOCK = "LOCK"  # a store's own: held while the copy is incomplete
 RESTORING = ".restoring"  # behind the name of the target, while the copy is incomplete
 
 
@@ -63,26 +63,9 @@ def restore_backup(
     """Copy a backup to `path`, which must not exist or be empty."""
     folder = BackupFolder(fs, source)
     listing = folder.listing(number)
-    if fs.exists(path) and fs.listdir(path):
-        raise Invalid(f"{path} is not empty: give a new folder, a restore replaces nothing")
-    work = path + RESTORING
-    if fs.exists(work) and not fs.exists(f"{work}/{LOCK}"):
-        raise Invalid(f"{work} is in the way, and is not of a restore: move it elsewhere")
-    make_dirs(fs, work)
-    try:
-        lock = fs.lock(f"{work}/{LOCK}")
-    except StoreLocked:
-        raise StoreLocked(f"another restore to {path} is running: wait for its end") from None
-    try:
-        counter = _Counter(listing, progress)
-        with naming_the_disk(path):
-            _copy_to(fs, folder, listing, work, random=random, copier=Copier(fs, stop), counter=counter)
-        if fs.exists(path):
-            fs.rmdir(path)
-        fs.rename(work, path)
-        fs.fsync_dir(parent(path))
-    finally:
-        lock.release()
+    counter = _Counter(listing, progress)
+    with built_beside(fs, path, RESTORING) as work, naming_the_disk(path):
+        _copy_to(fs, folder, listing, work, random=random, copier=Copier(fs, stop), counter=counter)
     return RestoreReport(
         path=path,
         number=listing.number,
@@ -102,12 +85,6 @@ def _copy_to(
     copier: Copier,
     counter: _Counter,
 ) -> None:
-    for name in fs.listdir(work):  # of a restore that ended early
-        if name != LOCK:
-            try:
-                fs.unlink(f"{work}/{name}")
-            except (IsADirectoryError, PermissionError):  # some systems raise the second for a folder
-                remove_folder(fs, f"{work}/{name}")
     made = {work}
     for file in listing.files:
         target = f"{work}/{file.path}"

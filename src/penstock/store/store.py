@@ -140,12 +140,21 @@ class Store(TableOperations):
     # -- how far it is
 
     def statistics(self) -> StoreStatistics:
-        """Return the state of the store now: its epochs, its LSNs and the watermarks of every open partition."""
+        """Return the state of the store now: its epochs, its LSNs and the watermarks of every open partition.
+
+        >>> store.statistics().error
+        ''
+        """
         self._check_usable()
         return store_statistics(self._coordinator, self._dispatcher, self._consensus, self._clock, self._tenure)
 
     def subscribe(self) -> StoreSubscription:
-        """Return a subscription to the store's LSN and epochs as they move."""
+        """Return a subscription to the store's LSN and epochs as they move.
+
+        >>> subscription = store.subscribe()
+        >>> epoch = users.put(b"ada", b"1815")
+        >>> view = subscription.wait_newer(timeout_s=10.0)
+        """
         return StoreSubscription(self.view, self.wait_view)
 
     def view(self) -> StoreView:
@@ -163,7 +172,10 @@ class Store(TableOperations):
     # -- maintenance by hand
 
     def checkpoint(self) -> CheckpointReport:
-        """Drop every journal segment that is no longer needed, now."""
+        """Drop every journal segment that is no longer needed, now.
+
+        >>> report = store.checkpoint()
+        """
         self._check_writable()
         with translate_os_errors():
             return threads.run_uninterrupted(lambda: self._checkpoint.run(everything=True))
@@ -173,6 +185,10 @@ class Store(TableOperations):
 
         `GateShut` if other work on the table does not end within `timeout_s` seconds, `WaitExpired` if the table is
         that long behind its writers.
+
+        >>> report = store.compact("users", timeout_s=60.0)
+        >>> report.bytes_after > 0
+        True
         """
         info, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         self._check_writable()
@@ -195,7 +211,11 @@ class Store(TableOperations):
         )
 
     def jobs(self) -> list[JobSummary]:
-        """Return the background work of the store: what waits, what runs, and what ended lately; the oldest first."""
+        """Return the background work of the store: what waits, what runs, and what ended lately; the oldest first.
+
+        >>> [job.error for job in store.jobs() if job.state == "failed"]
+        []
+        """
         self._check_usable()
         return read_jobs(self._manifest, self._name_of)
 
@@ -204,7 +224,11 @@ class Store(TableOperations):
         return None if info is None else info.name
 
     def retry_job(self, job: int) -> int:
-        """Enqueue a job that failed for good once more; return the number of the new job."""
+        """Enqueue a job that failed for good once more; return the number of the new job.
+
+        >>> [store.retry_job(job.job) for job in store.jobs() if job.state == "failed"]
+        []
+        """
         self._check_writable()
         return retry_job(self._manifest, self._jobs, whole(job, "job", 1, JOB_MAX))
 
@@ -212,6 +236,8 @@ class Store(TableOperations):
         """Flush a table and do the compactions that are due, now; return the number of compactions.
 
         `GateShut` if other work on the table does not end within `timeout_s` seconds.
+
+        >>> compactions = store.run_jobs("users")
         """
         info, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         self._check_writable()
@@ -234,7 +260,10 @@ class Store(TableOperations):
             return threads.run_uninterrupted(run)
 
     def chunks(self, name: str) -> list[ChunkSummary]:
-        """Return the files of a table that never change: of sorted rows, or a queue's that get no more messages."""
+        """Return the files of a table that never change: of sorted rows, or a queue's that get no more messages.
+
+        >>> disk_bytes = sum(chunk.size_bytes for chunk in store.chunks("users"))
+        """
         info = self._info(name)
         found = read_chunks(self._manifest, info.table_id, info.name, self._maintenance.detail_of)
         with translate_os_errors():
@@ -244,6 +273,10 @@ class Store(TableOperations):
         """Bring a rollup table up to date, in this thread; return the number of commits. The store does it by itself.
 
         `KindMismatch` if the table is not computed from another one.
+
+        >>> options = penstock.SeriesOptions(rollup=penstock.Rollup(source="metrics", step_s=300))
+        >>> rollup = store.series("metrics_5m", options=options)
+        >>> commits = store.roll_up("metrics_5m")
         """
         info = self._info(name)
         self._port.flush(None)  # with all that was written so far
@@ -254,6 +287,8 @@ class Store(TableOperations):
         """Bring the index of a vector table up to date, in this thread; return the number of commits.
 
         The store does it by itself. With `rebuild` the index is dropped first and made anew from the vectors.
+
+        >>> commits = store.reindex("documents", rebuild=True)
         """
         info = self._info(name, vector_kind())
         self._check_writable()
@@ -278,6 +313,9 @@ class Store(TableOperations):
         A folder holds many backups of one store: files that an earlier one has are not copied again. A backup counts
         once it is whole; what an interrupt or a crash left is removed by the next one. `keep`: after this backup, the
         number of whole ones to keep; None keeps all. `progress` is called after each file, in another thread.
+
+        >>> store.backup("backups", keep=7).number
+        1
         """
         self._check_writable()
         folder, keep = check_target(target, self.path), None if keep is None else whole(keep, "keep", 1, NUMBER_MAX)
@@ -300,6 +338,9 @@ class Store(TableOperations):
         Files count as archived once their objects were read back and compared. The store does this by itself, at the
         interval of `ArchiveSettings`. `ArchiveUnavailable` if the object store does not answer: nothing is lost, what
         was uploaded is not uploaded again.
+
+        >>> store.archive().number
+        1
         """
         self._check_writable()
         self._port.flush(None)  # with all that was written so far
@@ -310,6 +351,8 @@ class Store(TableOperations):
         """Remove archived files of a table, or of all, from the folder, except `local_bytes` of each table's newest.
 
         Reading fetches them again, into a cache. Files that a snapshot, a backup or a compaction needs stay.
+
+        >>> freed = store.evict("users", local_bytes=1 << 30).bytes
         """
         info = None if name is None else self._info(name)
         local_bytes = whole(local_bytes, "local_bytes", 0, LOCAL_BYTES_MAX)
@@ -318,7 +361,11 @@ class Store(TableOperations):
             return threads.run_uninterrupted(lambda: self._archive.evict(info, local_bytes))
 
     def rehydrate(self, name: str | None = None) -> int:
-        """Fetch all evicted files of a table, or of all, into the folder again; return the bytes."""
+        """Fetch all evicted files of a table, or of all, into the folder again; return the bytes.
+
+        >>> store.rehydrate("users")
+        0
+        """
         info = None if name is None else self._info(name)
         self._check_writable()
         with translate_os_errors():
@@ -328,6 +375,9 @@ class Store(TableOperations):
         """Read the archived objects of a table, or of all, and report those that are damaged or missing.
 
         Where the file is in the folder, the next `archive` uploads it again.
+
+        >>> store.verify_archive().damage
+        []
         """
         info = None if name is None else self._info(name)
         self._check_writable()
@@ -335,7 +385,11 @@ class Store(TableOperations):
             return threads.run_uninterrupted(lambda: self._archive.verify(info))
 
     def collect_archive(self) -> int:
-        """Delete objects that nothing has named for `ArchiveSettings.grace_s` seconds; return their number."""
+        """Delete objects that nothing has named for `ArchiveSettings.grace_s` seconds; return their number.
+
+        >>> store.collect_archive()
+        0
+        """
         self._check_writable()
         with translate_os_errors():
             return threads.run_uninterrupted(self._archive.collect)
@@ -346,12 +400,19 @@ class Store(TableOperations):
         return self._archive.url
 
     def recover(self) -> None:
-        """Accept writes again after a failed one; the unwritten batches are written again."""
+        """Accept writes again after a failed one; the unwritten batches are written again.
+
+        >>> store.recover()  # after `OutcomeUnknown` or `DiskFailed`, once the disk works again
+        """
         self._check_writable()
         self._coordinator.recover()
 
     def resume(self, name: str) -> list[Trouble]:
-        """Let a paused table try again; return those of its `troubles` that remain."""
+        """Let a paused table try again; return those of its `troubles` that remain.
+
+        >>> store.resume("users")
+        []
+        """
         info = self._info(name)
         self._check_writable()
         self._dispatcher.resume(info.table_id)
@@ -363,6 +424,10 @@ class Store(TableOperations):
 
         Rows are not encrypted again: no file of a table changes. Backups that exist still need the older keys. What
         was interrupted is finished by the next call; until then both keys are needed.
+
+        >>> with penstock.open("secret/", keys={1: b"1" * 32, 2: b"2" * 32}, encrypt=True) as secret:
+        ...     secret.rotate_keys().version
+        2
         """
         self._check_writable()
         if not self._rotating.acquire(blocking=False):  # two that read different keys would undo each other
@@ -389,6 +454,8 @@ class Store(TableOperations):
 
         From then on the table's own log keeps what is written later. A checkpoint renews the copy when the log has
         become longer than it.
+
+        >>> lsns = store.keep_snapshot("users")
         """
         info = self._info(name)
         self._check_writable()
@@ -401,7 +468,10 @@ class Store(TableOperations):
         return threads.run_uninterrupted(lambda: self._snapshots.save(partition).lsn)
 
     def drop_snapshot(self, name: str) -> None:
-        """Remove the copy that `keep_snapshot` made; nothing is kept for `repair` any more."""
+        """Remove the copy that `keep_snapshot` made; nothing is kept for `repair` any more.
+
+        >>> store.drop_snapshot("users")
+        """
         info = self._info(name)
         self._check_writable()
         with translate_os_errors():
@@ -414,6 +484,10 @@ class Store(TableOperations):
 
         Nothing is lost. Snapshots and leases of the table end. Returns those of its `troubles` that remain;
         `Invalid` if `keep_snapshot` was not called before.
+
+        >>> lsns = store.keep_snapshot("users")  # long before something breaks
+        >>> store.repair("users")
+        []
         """
         info = self._info(name)
         self._check_writable()
@@ -430,6 +504,9 @@ class Store(TableOperations):
         """Read every file of the store and report what is damaged, what cannot be read, and what nothing names.
 
         The store stays in use meanwhile. `progress` is called after each file, in another thread.
+
+        >>> store.check().ok
+        True
         """
         self._check_usable()
         cancelled: list[bool] = []
@@ -455,6 +532,9 @@ class Store(TableOperations):
 
         Entries that were set aside are not retried, because later ones were applied without them: their bytes stay in
         the folder `aside` of the store.
+
+        >>> store.troubles()
+        []
         """
         self._check_usable()
         return self._dispatcher.troubles()
@@ -471,6 +551,7 @@ class Store(TableOperations):
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     @property

@@ -25,7 +25,11 @@ class TableOperations(OpenedParts):
     """The operations on tables that need the parts of an open store."""
 
     def describe(self, name: str) -> TableDescription:
-        """Return how a table is stored, how far each shard is, and the gates of its jobs."""
+        """Return how a table is stored, how far each shard is, and the gates of its jobs.
+
+        >>> store.describe("users").kind
+        'kv'
+        """
         return self._registry.describe(self._info(name))
 
     def wait_for_change(self, name: str, after: int, *, timeout_s: float = 60.0) -> TableDescription:
@@ -33,6 +37,10 @@ class TableOperations(OpenedParts):
 
         Its options, or whether it drains, changed. `NotFound` as soon as it is dropped, `WaitExpired` after `timeout_s`
         seconds.
+
+        >>> known = store.describe("users").generation
+        >>> options = store.alter("users", retention=penstock.RetentionPolicy())
+        >>> changed = store.wait_for_change("users", known - 1, timeout_s=10.0)
         """
         after, timeout_s = whole(after, "after", 0, GENERATION_MAX), seconds(timeout_s, "timeout_s", math.inf)
         info, deadline_s = self._info(name), self._clock.monotonic_s() + timeout_s
@@ -54,6 +62,9 @@ class TableOperations(OpenedParts):
 
         Reads, deletes and acknowledgements go on; writes raise `TableDraining`. Then it can be dropped, copied, or take
         writes again (`reactivate`). A write that another thread had begun may still be applied.
+
+        >>> store.drain("users").status, store.reactivate("users").status
+        ('draining', 'active')
         """
         info, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         self._check_writable()
@@ -67,7 +78,11 @@ class TableOperations(OpenedParts):
         return self._registry.describe(info)
 
     def reactivate(self, name: str) -> TableDescription:
-        """Let a table that was drained take writes again."""
+        """Let a table that was drained take writes again.
+
+        >>> store.reactivate("users").status
+        'active'
+        """
         info = self._info(name)
         self._check_writable()
         return self._registry.describe(self._port.set_status(info, TableStatus.ACTIVE))
@@ -76,13 +91,19 @@ class TableOperations(OpenedParts):
         """Run a background task now, even while it waits after a failure; once more if it is running.
 
         `store.tasks()` names them. `NotFound` if there is no such task, `Invalid` if the store has no background.
+
+        >>> store.trigger(store.tasks()[0])
         """
         task = text(task, "task", 127)
         self._check_background()
         self._scheduler.trigger(task)
 
     def tasks(self) -> list[str]:
-        """Return the names of the background tasks, for `trigger` and `StoreSettings(task_intervals_s=)`."""
+        """Return the names of the background tasks, for `trigger` and `StoreSettings(task_intervals_s=)`.
+
+        >>> len(store.tasks()) > 1
+        True
+        """
         self._check_background()
         return sorted(self._scheduler.statistics().tasks)
 

@@ -85,6 +85,8 @@ class Tables(KvOfStore):
 
         `retention` and `headers` (whether its messages may have some) are for a new queue; `alter` changes them. With
         `changes` (True, or a `ChangeOptions`), a new queue has a change feed.
+
+        >>> orders = store.queue("orders", shards=2, retention=penstock.Retention(age_s=7 * 86_400))
         """
         options = QUEUE.options(retention, headers=headers, changes=changes)
         info = self._table(name, QUEUE, shards, options, create=create, storage=storage, encrypted=encrypted)
@@ -107,6 +109,8 @@ class Tables(KvOfStore):
 
         With `changes` (True, or a `ChangeOptions`), a new table has a change feed. `encrypted` is for a new
         table, by default as the store's settings say.
+
+        >>> load = store.series("load", options=penstock.SeriesOptions(retention_s=30 * 86_400))
         """
         kind = series_kind()
         made = kind.options(options, changes)
@@ -132,6 +136,8 @@ class Tables(KvOfStore):
         `dimensions` (of a new table) and `metric` (cosine by default, dot or euclidean) are fixed for a table; they may
         be omitted for an existing one. With `changes` (True, or a `ChangeOptions`), a new table has a change feed.
         `encrypted` is for a new table, by default as the store's settings say.
+
+        >>> texts = store.vector("texts", dimensions=384, metric="cosine")
         """
         info, kind = self._find(check_name(name)), vector_kind()
         if info is None or dimensions is not None:
@@ -176,14 +182,25 @@ class Tables(KvOfStore):
         return NotFound(f"there is no table {name}: the store has {', '.join(self.tables()) or 'none'}")
 
     def tables(self) -> list[str]:
-        """Return the names of all tables."""
+        """Return the names of all tables.
+
+        >>> "users" in store.tables()
+        True
+        """
         self._check_usable()
         return [info.name for info in self._port.tables()]
 
     def drop(self, name: str) -> None:
-        """Delete a table and its contents."""
+        """Delete a table and its contents.
+
+        >>> drafts = store.kv("drafts")
+        >>> store.drop("drafts")
+        """
         self._check_usable()
-        self._port.drop(check_name(name))
+        try:
+            self._port.drop(check_name(name))
+        except NotFound:
+            raise self._unknown(name) from None
 
     def alter(
         self,
@@ -249,7 +266,12 @@ class Tables(KvOfStore):
         """Return a subscription to the store's LSN and epochs as they move."""
 
     def flush(self, epoch: int | None = None, timeout_s: float = 60.0) -> Acknowledgement:
-        """Wait until all writes up to `epoch` are durable; None or 0 means all writes so far."""
+        """Wait until all writes up to `epoch` are durable; None or 0 means all writes so far.
+
+        >>> epoch = users.put(b"ada", b"1815")
+        >>> store.flush(epoch).durability.value
+        'disk'
+        """
         self._check_writable()
         return self._port.flush(check_epoch(epoch), seconds(timeout_s, "timeout_s", math.inf))
 
@@ -278,13 +300,25 @@ class Tables(KvOfStore):
         return info
 
     def batch(self, *, token: tuple[str, int] | None = None, durable: bool = True) -> StoreBatch:
-        """Begin an atomic batch of writes to any tables; with a token, it is applied at most once."""
+        """Begin an atomic batch of writes to any tables; with a token, it is applied at most once.
+
+        >>> with store.batch(token=("loader", 17)) as batch:  # all or nothing, and only once
+        ...     epoch = batch.kv("users").put(b"ada", b"1815")
+        ...     epoch = batch.queue("events").put(b"changed", key=b"ada")
+        >>> batch.duplicate
+        False
+        """
         self._check_writable()
         token = None if token is None else check_token(token)
         return StoreBatch(self._port, token=token, durable=flag(durable, "durable"), find=self._known)
 
     def snapshot(self) -> StoreSnapshot:
-        """Take a snapshot of all tables at one LSN; it holds everything that is applied."""
+        """Take a snapshot of all tables at one LSN; it holds everything that is applied.
+
+        >>> with store.snapshot() as snapshot:
+        ...     snapshot.kv("users").to_arrow().num_rows
+        1
+        """
         self._check_usable()
         return StoreSnapshot(self._port.snapshot())
 
@@ -295,6 +329,9 @@ class Tables(KvOfStore):
 
         `rows` is an Arrow table or stream, of any library, in any order. A few rows go through the journal; many are
         built into sorted files in this process, which the store adopts as they are.
+
+        >>> store.load("users", pyarrow.table({"key": [b"bob", b"eve"], "value": [b"1912", b"1990"]})).rows
+        2
         """
         with self.batch(token=token) as batch:
             count = batch.load(name, rows)
@@ -304,11 +341,18 @@ class Tables(KvOfStore):
         """Build the files of a load, for `StoreBatch.load` to commit, here or in another process.
 
         Files that are not committed within `lease_s` seconds are removed.
+
+        >>> prepared = store.prepare("users", pyarrow.table({"key": [b"bob"], "value": [b"1912"]}))
+        >>> with store.batch() as batch:
+        ...     rows = batch.load("users", prepared)
         """
         return prepare(self._port, self._info(name), rows, lease_s)
 
     def stage(self, name: str, shard: int = 0, *, count: int = 1, lease_s: float = 3600.0) -> list[StagedFile]:
-        """Reserve files, for `lease_s` seconds, that are built elsewhere and added by `batch().adopt`."""
+        """Reserve files, for `lease_s` seconds, that are built elsewhere and added by `batch().adopt`.
+
+        >>> files = store.stage("users", count=2, lease_s=600.0)
+        """
         info = self._info(name)
         shard = whole(shard, f"a shard of table {info.name}", 0, info.shards - 1)
         count, lease_s = check_staging(count, lease_s)
@@ -331,10 +375,15 @@ class StoreSnapshot(KvOfSnapshot):
 
     @property
     def lsn(self) -> int:
+        """The LSN of the last record that it holds."""
         return self._port.lsn
 
     def tables(self) -> list[str]:
-        """Return the names of all tables."""
+        """Return the names of all tables.
+
+        >>> "users" in snapshot.tables()
+        True
+        """
         return [info.name for info in self._port.tables()]
 
     def table(self, name: str) -> Any:
@@ -343,15 +392,27 @@ class StoreSnapshot(KvOfSnapshot):
         return kind_named(info.kind, name).reader(self._port, info)
 
     def queue(self, name: str) -> QueueView:
-        """Return a queue."""
+        """Return a queue.
+
+        >>> snapshot.queue("events").read(limit=1)[0].payload
+        b'hello'
+        """
         return QUEUE.reader(self._port, self._info(name, QUEUE))
 
     def series(self, name: str) -> SeriesReader:
-        """Return a series table."""
+        """Return a series table.
+
+        >>> snapshot.series("metrics").select("cpu").num_rows
+        1
+        """
         return series_kind().reader(self._port, self._info(name, series_kind()))
 
     def vector(self, name: str) -> VectorReader:
-        """Return a vector table."""
+        """Return a vector table.
+
+        >>> snapshot.vector("documents").search([1.0, 0.0], k=1)[0].id
+        'a'
+        """
         return vector_kind().reader(self._port, self._info(name, vector_kind()))
 
     def _find(self, name: str) -> TableInfo | None:
@@ -361,7 +422,10 @@ class StoreSnapshot(KvOfSnapshot):
         return NotFound(f"there is no table {name} in this snapshot")
 
     def close(self) -> None:
-        """Release the files of the snapshot."""
+        """Release the files of the snapshot.
+
+        >>> snapshot.close()  # `with` does it
+        """
         self._port.close()
 
     def __enter__(self) -> StoreSnapshot:

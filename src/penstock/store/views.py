@@ -41,13 +41,22 @@ class StoreSubscription:
         self._seen = read().applied_epoch
 
     def latest(self) -> StoreView:
-        """Return the newest view."""
+        """Return the newest view.
+
+        >>> store.subscribe().latest().lsn > 0
+        True
+        """
         view = self._read()
         self._seen = view.applied_epoch
         return view
 
     def wait_newer(self, timeout_s: float = 30.0) -> StoreView:
-        """Wait for a view newer than the last one returned (initially that of `subscribe`), or raise `WaitExpired`."""
+        """Wait for a view newer than the last one returned (initially that of `subscribe`), or raise `WaitExpired`.
+
+        >>> subscription = store.subscribe()
+        >>> epoch = users.put(b"ada", b"1815")
+        >>> view = subscription.wait_newer(timeout_s=10.0)
+        """
         view = self._wait(self._seen, seconds(timeout_s, "timeout_s", math.inf))
         self._seen = view.applied_epoch
         return view

@@ -38,18 +38,27 @@ class FakeClock:
         return b"boot %d" % self._boot
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on both clocks."""
+        """Let time pass on both clocks.
+
+        >>> FakeClock().advance(1.5)
+        """
         if seconds < 0:
             raise ValueError("time does not run backwards: use jump() for the wall clock")
         self._monotonic_s += seconds
         self._time_us += round(seconds * 1_000_000)
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock, either way, as an operator or NTP does; no time passes."""
+        """Set the wall clock, either way, as an operator or NTP does; no time passes.
+
+        >>> FakeClock().jump(-3600)  # an hour back
+        """
         self._time_us += round(seconds * 1_000_000)
 
     def reboot(self, *, off_s: float = 0.0, up_s: float = 10.0) -> None:
-        """Reboot the machine: it was off for `off_s`, and booted `up_s` ago."""
+        """Reboot the machine: it was off for `off_s`, and booted `up_s` ago.
+
+        >>> FakeClock().reboot(off_s=60.0)
+        """
         self._boot = next(_boots)
         self._monotonic_s = up_s
         self._time_us += round((off_s + up_s) * 1_000_000)

@@ -54,11 +54,18 @@ class History:
         self.events: list[tuple[Any, ...]] = list(events)
 
     def note(self, *event: Any) -> None:
-        """Add an event: a word and its values."""
+        """Add an event: a word and its values.
+
+        >>> History().note("put", b"ada")
+        """
         self.events.append(event)
 
     def cut(self, length: int) -> History:
-        """Return the history as it was when it had `length` events."""
+        """Return the history as it was when it had `length` events.
+
+        >>> History([("put", b"ada"), ("flushed",)]).cut(1).events
+        [('put', b'ada')]
+        """
         return History(self.events[:length])
 
 
@@ -137,11 +144,19 @@ class CrashReport:
     faulted: Counter[str] = field(default_factory=Counter)  # the operation that failed in a run
 
     def missing(self, *steps: str) -> list[str]:
-        """Return the steps before which there was no crash. A step is a name and, after a space, part of a path."""
+        """Return the steps before which there was no crash. A step is a name and, after a space, part of a path.
+
+        >>> CrashReport().missing("create /journal/")
+        ['create /journal/']
+        """
         return absent(self.crashed, *steps)
 
     def missing_in_recovery(self, *steps: str) -> list[str]:
-        """Return the same for crashes during recovery."""
+        """Return the same for crashes during recovery.
+
+        >>> CrashReport().missing_in_recovery("fsync /journal/")
+        ['fsync /journal/']
+        """
         return absent(self.crashed_in_recovery, *steps)
 
 

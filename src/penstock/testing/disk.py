@@ -115,7 +115,10 @@ class SimulatedDisk:
     # -- crashes and damage
 
     def image(self, label: str = "end") -> Image:
-        """Return an image of what a crash right now could leave."""
+        """Return an image of what a crash right now could leave.
+
+        >>> image = SimulatedDisk().image()
+        """
         return Image(
             operation=self.operations,
             label=label,
@@ -127,7 +130,11 @@ class SimulatedDisk:
         )
 
     def state(self) -> int:
-        """Return a hash of all that a process can find here and a later crash can leave: equal disks behave alike."""
+        """Return a hash of all that a process can find here and a later crash can leave: equal disks behave alike.
+
+        >>> SimulatedDisk().state() == SimulatedDisk().state()
+        True
+        """
         with self._lock:
             if any(i.changes for i in self._inodes.values()) or any(f.changes for f in self._folders.values()):
                 files = [(n, i.synced, tuple(i.changes)) for n, i in self._inodes.items()]
@@ -145,7 +152,14 @@ class SimulatedDisk:
                 yield f"{path}/{name}", self._inodes[node].synced
 
     def flip(self, path: str, bit: int) -> None:
-        """Invert one bit of a file, on the disk itself: bit rot."""
+        """Invert one bit of a file, on the disk itself: bit rot.
+
+        >>> disk = SimulatedDisk()
+        >>> disk.put_atomically("/file", b"a")
+        >>> disk.flip("/file", 1)
+        >>> disk.open("/file").pread(1, 0)
+        b'c'
+        """
         self.damaged = True
         inode = self._inode(path)
         for content in (inode.live, synced := bytearray(inode.synced)):
@@ -154,7 +168,10 @@ class SimulatedDisk:
         inode.synced = bytes(synced)
 
     def put_atomically(self, path: str, data: bytes) -> None:
-        """Replace a file durably in one operation: stands for the atomic commit of an engine."""
+        """Replace a file durably in one operation: stands for the atomic commit of an engine.
+
+        >>> SimulatedDisk().put_atomically("/file", b"bytes")
+        """
         with self._operation(f"commit {path}", failing=("eio", "enospc")):
             folder, name = self._folder_of(path)
             node = self._new_node()

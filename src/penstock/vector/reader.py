@@ -85,10 +85,12 @@ class VectorReader:
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._info.name
 
     @property
     def shards(self) -> int:
+        """Into how many shards it is split."""
         return self._info.shards
 
     def changes(self, *, after: int | None = None, until: int | None = None) -> ChangeFeed:
@@ -96,6 +98,9 @@ class VectorReader:
 
         `until` is the LSN of the last commit; None: the last there is. They are those of applied writes: wait for a
         write by `flush` to find it here.
+
+        >>> documents.changes().to_arrow().column("_change_type").to_pylist()
+        ['insert', 'insert']
         """
         if self._options.changes is None:
             raise no_feed(self._info)
@@ -132,7 +137,11 @@ class VectorReader:
     def get(self, ids: Iterable[str]) -> list[VectorRecord | None]: ...
 
     def get(self, ids: str | Iterable[str]) -> VectorRecord | list[VectorRecord | None] | None:
-        """Return the record of an id, or None; for several ids, a list of records."""
+        """Return the record of an id, or None; for several ids, a list of records.
+
+        >>> documents.get("a").attributes
+        {'lang': 'en'}
+        """
         if isinstance(ids, str):
             external = plain_id(ids)
             return self._record(external, self._reading.lookup(self._partition(external), external))
@@ -159,18 +168,30 @@ class VectorReader:
         return self._reading.lookup(self._partition(external), external) is not None
 
     def count(self) -> int:
-        """Return the number of vectors."""
+        """Return the number of vectors.
+
+        >>> documents.count()
+        2
+        """
         batches = self._reading.query(self._info, "count", b"")
         return sum(batch.column(0)[0].as_py() for batch in batches)
 
     def scan_arrow(self) -> Iterator[pa.RecordBatch]:
-        """Return all rows as record batches, in bounded memory, in the order in which they were written."""
+        """Return all rows as record batches, in bounded memory, in the order in which they were written.
+
+        >>> [batch.num_rows for batch in documents.scan_arrow()]
+        [2]
+        """
         with self._reading.moment(self._partitions) as moment:
             for partition in self._partitions:
                 yield from moment.scan_arrow(partition, b"", None)
 
     def to_arrow(self) -> pa.Table:
-        """Return all rows as an Arrow table: id, vector, attributes (as JSON text)."""
+        """Return all rows as an Arrow table: id, vector, attributes (as JSON text).
+
+        >>> documents.to_arrow().column("id").to_pylist()
+        ['a', 'b']
+        """
         return pa.Table.from_batches(list(self.scan_arrow()), self.schema)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -194,6 +215,9 @@ class VectorReader:
         For a matrix of queries, an Arrow table (query, rank, id, distance, attributes). `where` is a condition on
         attributes: a dict such as `{"lang": "en", "year": {">=": 1990}, "kind": ["a", "b"]}`, or a pyarrow expression.
         `probes` is how many lists of the index to look at (more: slower, better recall), `exact` compares with all.
+
+        >>> [hit.id for hit in documents.search([1.0, 0.1], k=1, where={"lang": "en"})]
+        ['a']
         """
         return self._search(plain_queries(vector, self._options), k, where, probes, exact, timeout_s)
 
@@ -270,7 +294,11 @@ class VectorReader:
         return pa.schema([pa.field(row["name"], types.get(row["type"], pa.string())) for row in rows])
 
     def statistics(self) -> VectorStatistics:
-        """Return counts, memory, and the recall of searches, measured on a sample of the queries so far."""
+        """Return counts, memory, and the recall of searches, measured on a sample of the queries so far.
+
+        >>> documents.statistics().count
+        2
+        """
         rows = [row for batch in self._reading.query(self._info, "statistics", b"") for row in batch.to_pylist()]
         count, memory = sum(row["count"] for row in rows), sum(row["memory_bytes"] for row in rows)
         measured = [row for row in rows if row["recall"] is not None]

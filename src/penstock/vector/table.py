@@ -64,6 +64,8 @@ class VectorTable(VectorReader):
 
         `ids` and a matrix `vectors`, with a list of dicts `attributes` (texts, numbers, bools) if there are some; or
         one id, one vector and one dict; or an Arrow table with the columns `id`, `vector` and attributes.
+
+        >>> epoch = documents.upsert(["a", "b"], [[1.0, 0.0], [0.0, 1.0]], [{"lang": "en"}, None])
         """
         if durable is not None:
             flag(durable, "durable")
@@ -83,7 +85,10 @@ class VectorTable(VectorReader):
         return Epoch(0) if rows is None else self._end(self._write(rows), durable)
 
     def delete(self, ids: str | Iterable[str], *, durable: bool | None = None) -> Epoch:
-        """Delete records, all or none; ids that do not exist are ignored."""
+        """Delete records, all or none; ids that do not exist are ignored.
+
+        >>> epoch = documents.delete(["b"], durable=True)
+        """
         if durable is not None:
             flag(durable, "durable")
         plain = [plain_id(ids)] if isinstance(ids, str) else plain_ids(ids)
@@ -119,6 +124,10 @@ class VectorTable(VectorReader):
         """Return the `k` nearest vectors, as `VectorReader.search` does, of what is applied.
 
         `after` is the epoch of a write, which the search waits for.
+
+        >>> epoch = documents.upsert("c", [0.5, 0.5])
+        >>> documents.search([0.5, 0.5], k=1, after=epoch)[0].id
+        'c'
         """
         if timeout_s is not QUERY_S:
             timeout_s = seconds(timeout_s, "timeout_s", QUERY_S_MAX, above_zero=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.cli import INTERRUPTED, disk_campaign, main
 from penstock.cli.formatting import format_value, parse_bytes
 from penstock.journal.record import Section, SegmentedRecordHeader
 from penstock.store.store import Store
@@ -82,3 +83,59 @@ penstock.cli.main()
         assert "Traceback" not in ended.stderr, ended.stderr
         assert ended.stderr.count("\n") <= 2
     assert judged
+
+
+# Each long command, the call under it that is interrupted, and the one line that is then printed.
+LONG = [
+    (["check", "{store}"], "RemoteStore.check", "nothing was changed"),
+    (["check", "{backups}"], "penstock.check_backup", "nothing was changed"),
+    (["check", "--campaign", "{new}"], "disk_campaign._try_calls", "the store of the trial was removed"),
+    (["backup", "{store}", "{backups}"], "RemoteStore.backup", "holds every earlier backup"),
+    (["restore", "{backups}", "{new}/store"], "penstock.restore", "run the same command again"),
+    (["salvage", "{store}", "{new}/store"], "penstock.salvage", "is incomplete: remove it, then begin again"),
+    (["reattach", "file://{new}", "{new}/store"], "penstock.reattach", "run the same command again"),
+    (["bench", "{new}"], "Store.flush", "the temporary store was removed"),
+    (["table", "compact", "{store}", "users"], "RemoteStore.compact", "the process that owns the store may still"),
+    (["jobs", "run", "{store}", "users"], "RemoteStore.run_jobs", "the process that owns the store may still"),
+    (["keep-snapshot", "{store}", "users"], "RemoteStore.keep_snapshot", "the process that owns the store may still"),
+    (["repair", "{store}", "users"], "RemoteStore.repair", "the process that owns the store may still finish it"),
+    (["chunks", "archive", "{store}"], "RemoteStore.archive", "the process that owns the store may still finish it"),
+    (["chunks", "evict", "{store}"], "RemoteStore.evict", "the process that owns the store may still finish it"),
+    (["chunks", "rehydrate", "{store}"], "RemoteStore.rehydrate", "the process that owns the store may still finish"),
+    (["chunks", "verify-archive", "{store}"], "RemoteStore.verify_archive", "nothing was changed"),
+    (["chunks", "collect", "{store}"], "RemoteStore.collect_archive", "the process that owns the store may still"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "under", "words"), LONG, ids=[" ".join(each[0][:2]) for each in LONG])
+def test_ctrl_c_in_a_long_command_says_in_one_line_what_it_left(
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    under: str,
+    words: str,
+) -> None:
+    store.kv("users").put(b"ada", b"1815", durable=True)
+    backups, new = tmp_path / "backups", tmp_path / "new"
+    store.backup(backups)
+    new.mkdir()
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    home, name = under.rsplit(".", 1)
+    owners = {"RemoteStore": penstock.RemoteStore, "Store": Store, "penstock": penstock, "disk_campaign": disk_campaign}
+    monkeypatch.setattr(owners[home], name, interrupt)
+    given = [each.format(store=store.path, backups=backups, new=new) for each in arguments]
+    monkeypatch.setattr(sys, "argv", ["penstock", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert ended.value.code == INTERRUPTED
+    assert told.err.startswith("penstock: interrupted: ")
+    assert told.err.count("\n") == 1
+    assert words in told.err
+    assert list(new.iterdir()) == []  # nothing is left but what the line names
+    assert store.check().ok

@@ -41,8 +41,10 @@ def test_a_url_is_not_a_folder(opener: Callable[[Any], Any], url: str, tmp_path:
 
 def test_a_served_store_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Invalid, match="URL"):
+    with pytest.raises(Invalid, match=r"is a URL.*: penstock\.connect takes it"):
         penstock.open("penstock://127.0.0.1:9999")
+    with pytest.raises(Invalid, match=r"is a URL.*: give its path, or penstock://host:port"):
+        penstock.connect("http://127.0.0.1:9999")
     assert not tree(tmp_path)
 
 
@@ -52,6 +54,28 @@ def test_a_file_is_not_a_folder(opener: Callable[[Any], Any], tmp_path: Path) ->
     with pytest.raises(Invalid, match="is a file"):
         opener(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@both
+def test_a_file_above_is_named(opener: Callable[[Any], Any], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(Invalid, match=r"/notes\.txt is not a folder, but the store needs one there: move it elsewhere"):
+        opener(tmp_path / "notes.txt" / "deep" / "store")
+    assert tree(tmp_path) == {"notes.txt"}
+
+
+def test_a_backup_does_not_go_to_a_file(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with penstock.open(tmp_path / "store") as store, pytest.raises(Invalid, match=r"/notes\.txt is not a folder"):
+        store.backup(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@both
+def test_a_name_that_is_too_long(opener: Callable[[Any], Any], tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"(?i)too long.*: give a shorter one|too long.*give another path"):
+        opener(tmp_path / ("a" * 300))
+    assert not tree(tmp_path)
 
 
 @both
