@@ -58,6 +58,7 @@ from penstock.replica.raft_log import Command, RaftEntry, RaftLog
 LIBRARY_VERSION = "0.3.17"  # the guards know this version from the inside
 APPEND_BYTES = 1 << 20  # of entries in one message, unless a single one is larger
 PROPOSALS_MAX = 1_024
+NOTICE_S = 0.01  # followers learn what is committed with the next entries, or by a heartbeat after this time
 TERM_LEAP_MAX = 1 << 20  # a member that is ahead by more terms was not elected into them
 
 _library_journal: Callable[[Any], Any] = pysyncobj.syncobj.createJournal
@@ -132,6 +133,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     _SyncObj__raftLeader: Any  # the library's: a node or None
     _SyncObj__raftElectionDeadline: float
     _SyncObj__raftCurrentTerm: int
+    _SyncObj__newAppendEntriesTime: float
 
     def __init__(
         self,
@@ -203,10 +205,16 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
             self._sound(now_s)
         busy = bool(self._proposals or self._in_log)
         stood, self._stands = self._stands, False
-        self._onTick(0.0 if busy and not self._nodes else wait_s)  # alone, there is no answer to wait for
+        self._onTick(0.0 if busy and not self._nodes else self._wait_s(wait_s))  # alone, there is no answer to wait for
         if stood and self._SyncObj__raftElectionDeadline == 0.0:  # nobody is connected: ask again
             self._SyncObj__raftElectionDeadline = now_s
         self._send_waiting()
+
+    def _wait_s(self, wait_s: float) -> float:
+        """Return how long nothing is due, at most `wait_s`."""
+        if not self._isLeader():
+            return wait_s
+        return max(0.0, min(wait_s, self._SyncObj__newAppendEntriesTime - self._now()))
 
     def receive(self, member: str, message: Message) -> None:
         """Take a message of another member."""
@@ -342,7 +350,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         self._in_log.append(proposal)
 
     def _SyncObj__applyLogEntries(self) -> bool:
-        """Answer proposals that are committed; return whether followers should learn of it at once."""
+        """Answer proposals that are committed; return whether to send entries now."""
         committed = self.log.committed
         if committed == self._told_committed:
             return False
@@ -353,7 +361,8 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
                 proposal.answer(lsn=self.log.lsn_at(proposal.index))
             else:
                 proposal.answer(error=not_leader(self.leader))  # another entry is there: this one is gone
-        return not self._proposals  # else it goes with the next entries
+        self._SyncObj__newAppendEntriesTime = min(self._SyncObj__newAppendEntriesTime, self._now() + NOTICE_S)
+        return False
 
     # -- messages
 

@@ -104,7 +104,8 @@ class Replicated:
         self._log, self._state = log, state
         self._member, self._others, self._link = member, others, link
         self._clock, self._random, self._times = clock, random, times or RaftTimes()
-        self._changed = threads.condition("replica.changed")
+        self._changed = threads.condition("replica.changed")  # the role of this member, or its failure
+        self._advanced = threads.condition("replica.advanced")  # what is committed
         self._failure: BaseException | None = None  # guarded by _changed
         self._closing = False  # guarded by _changed
         self._closed = False
@@ -157,6 +158,7 @@ class Replicated:
         raft = self._raft
         assert raft is not None
         state: tuple[Any, ...] = ()
+        committed = 0
         try:
             raft.poller.subscribe(self._wakes.fileno(), self._drain, POLL_EVENT_TYPE.READ)
             self._link.attach(raft)
@@ -166,9 +168,12 @@ class Replicated:
                     self._resigning = False
                     raft.resign()
                 raft.tick(TICK_S)
-                if state != (state := (raft.leader, raft.is_leader, self._entries.committed)):
+                if state != (state := (raft.leader, raft.is_leader, raft.term)):
                     with self._changed:
                         self._changed.notify_all()
+                if committed != (committed := self._entries.committed):
+                    with self._advanced:
+                        self._advanced.notify_all()
         except BaseException as error:
             if isinstance(error, MemberError) and error.__cause__ is not None:
                 error = error.__cause__
@@ -362,17 +367,14 @@ class Replicated:
 
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
         """Wait until a record is committed here; return the last that is."""
-        return self._await(lambda: self.committed >= lsn, timeout_s, f"record {lsn} was not committed")
-
-    def _await(self, met: Callable[[], bool], timeout_s: float, what: str) -> Lsn:
         deadline_s = self._clock.monotonic_s() + timeout_s
-        with self._changed:
-            while not met():
+        with self._advanced:
+            while self.committed < lsn:
                 self._check()
                 rest_s = deadline_s - self._clock.monotonic_s()
                 if rest_s <= 0:
-                    raise WaitExpired(f"{what} within {timeout_s:g} s")
-                self._changed.wait(min(rest_s, TICK_S))
+                    raise WaitExpired(f"record {lsn} was not committed within {timeout_s:g} s")
+                self._advanced.wait(min(rest_s, TICK_S))
         return self.committed
 
     def recover(self) -> None:
@@ -410,7 +412,13 @@ class Replicated:
         if self.is_leader:
             self._resigning = True
             self._wake()
-            self._await(lambda: self.current_term != term, timeout_s, "this member did not resign")
+            deadline_s = self._clock.monotonic_s() + timeout_s
+            with self._changed:
+                while self.current_term == term:
+                    self._check()
+                    if self._clock.monotonic_s() > deadline_s:
+                        raise WaitExpired(f"this member did not resign within {timeout_s:g} s")
+                    self._changed.wait(TICK_S)
 
     def close(self) -> None:
         if not self._closed and threads.process_id() == self._process:

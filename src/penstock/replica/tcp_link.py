@@ -46,6 +46,7 @@ STRANGERS_MAX = 16  # accepted connections that have not greeted yet
 ROOM_BYTES = 4 << 20  # entries are sent while less than this waits
 WAITING_BYTES_MAX = MESSAGE_BYTES_MAX + ROOM_BYTES * 2
 GREETING_BYTES_MAX = 4_096
+JOINED_BYTES = 16 << 10  # a smaller frame is sent by one call, and is one record of TLS
 _LENGTH = struct.Struct(">I")
 _READ, _WRITE, _ERROR = POLL_EVENT_TYPE.READ, POLL_EVENT_TYPE.WRITE, POLL_EVENT_TYPE.ERROR
 
@@ -76,7 +77,8 @@ class _Connection:
 
     def send(self, data: bytes) -> None:
         """Queue a frame; it is sent as the peer reads."""
-        self._sending += (memoryview(_LENGTH.pack(len(data))), memoryview(data))
+        head = _LENGTH.pack(len(data))
+        self._sending += (memoryview(head + data),) if len(data) < JOINED_BYTES else (memoryview(head), memoryview(data))
         self.waiting_bytes += _LENGTH.size + len(data)
         self._sent_s = self._link.now_s()
         if self.waiting_bytes > WAITING_BYTES_MAX:
