@@ -12,7 +12,7 @@ error of a write says that it did not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
