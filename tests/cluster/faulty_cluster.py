@@ -160,7 +160,7 @@ class FaultyCluster:
     def run(self, faults: int, seed: int, kinds: tuple[str, ...] = FAULTS) -> None:
         chance = random.Random(seed)
         for name in NAMES:
-            assert self.start(name)
+            assert self.start(name), self.log_of(name)
         self.begin_clients()
         self.await_progress()
         order: list[str] = []

@@ -59,6 +59,7 @@ LIBRARY_VERSION = "0.3.17"  # the guards know this version from the inside
 APPEND_BYTES = 1 << 20  # of entries in one message, unless a single one is larger
 PROPOSALS_MAX = 1_024
 NOTICE_S = 0.01  # followers learn what is committed with the next entries, or by a heartbeat after this time
+HESITATION = 5  # times `election_s`
 TERM_LEAP_MAX = 1 << 20  # a member that is ahead by more terms was not elected into them
 
 _library_journal: Callable[[Any], Any] = pysyncobj.syncobj.createJournal
@@ -162,6 +163,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         self._heard_s = -1e9  # when a leader was heard last
         self._told_committed = log.committed
         self._may_cut = False
+        self._hesitates_until_s = -1e9  # until then it does not stand for election
         self._ticked_s = 1e18  # when the loop went round last; it has not yet
         self.needed_from = 0  # a follower may need entries from here on; as its leader said last
         self._nodes = {name: Node(name) for name in others}
@@ -199,7 +201,7 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         self._ticked_s = now_s
         if self._joining is not None:
             self._advance_joining(self._joining, now_s)
-        elif self._lacks_founder(self.log.last):
+        elif self._lacks_founder(self.log.last) or now_s < self._hesitates_until_s:
             self._SyncObj__raftElectionDeadline = now_s + self._times.election_s * 2
         elif self._nodes and not self._stands and self._SyncObj__raftElectionDeadline < now_s and not self._isLeader():
             self._sound(now_s)
@@ -259,6 +261,11 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     def elect_at_once(self) -> None:
         """Do not wait for a leader that nobody else can be. Requires: there are no other members."""
         self._SyncObj__raftElectionDeadline = 0.0
+
+    def hesitate(self) -> None:
+        """Let others be elected first: this member cannot write now. If none is, it stands again after a while."""
+        if self._nodes:
+            self._hesitates_until_s = self._now() + self._times.election_s * HESITATION
 
     def connect(self, member: str) -> None:
         """Note that messages reach a member."""
@@ -592,8 +599,9 @@ class Raft(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     def resign(self) -> None:
         """Stop leading, and let others be elected first."""
         if self._isLeader():
+            self.hesitate()
             self._step_down(self.term + 1)
-            self._SyncObj__raftElectionDeadline = self._now() + self._times.election_s * (5 if self._nodes else 0)
+            self._SyncObj__raftElectionDeadline = self._now()
 
     def _hears_leader(self) -> bool:
         """Whether a leader works, so that an election would only interrupt it."""

@@ -29,6 +29,7 @@ from penstock.errors import (
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.file_errors import ran_out_of_space
 from penstock.host.randomness import Random
 from penstock.journal.record import Lsn
 from penstock.journal.tracker import MemberAcks
@@ -100,6 +101,7 @@ class Replicated:
         """
         if member in others or len(set(others)) != len(others):
             raise Invalid(f"every member of a cluster has a name of its own: {[member, *others]}")
+        state.claim(member, others)
         self._masters = Masters(masters, [member, *others])
         self._log, self._state = log, state
         self._member, self._others, self._link = member, others, link
@@ -107,6 +109,7 @@ class Replicated:
         self._changed = threads.condition("replica.changed")  # the role of this member, or its failure
         self._advanced = threads.condition("replica.advanced")  # what is committed
         self._failure: BaseException | None = None  # guarded by _changed
+        self._lacked_space = False  # the loop ended because its disk was full
         self._closing = False  # guarded by _changed
         self._closed = False
         self._resigning = False  # set from any thread, for the loop
@@ -123,6 +126,7 @@ class Replicated:
         if stored > self._entries.base.lsn:  # what is stored was committed, whether or not a leader says so again
             self._entries.committed = self._entries.index_of(stored)
         self._raft: Raft | None = None
+        self._thread: threading.Thread | None = None
         self._wakes, self._waker = socket.socketpair()  # a byte in it ends the loop's wait
         self._wakes.setblocking(False)
         self._waker.setblocking(False)
@@ -146,10 +150,14 @@ class Replicated:
         )
         if not self._others:
             raft.elect_at_once()
+        if self._lacked_space:
+            raft.hesitate()
         self._attached.clear()
         self._thread = threads.spawn(self._run, name=f"penstock-raft-{self._member}")
         if not self._attached.wait(COMMIT_S):
             raise WaitExpired(f"member {self._member} did not start within {COMMIT_S:g} s: see its addresses")
+        if isinstance(self._failure, PenstockError):  # of its address, for example
+            raise self._failure
         self._check()
         if not self._others:
             self.await_leader(COMMIT_S)
@@ -177,7 +185,8 @@ class Replicated:
         except BaseException as error:
             if isinstance(error, MemberError) and error.__cause__ is not None:
                 error = error.__cause__
-            logger.error("member %s stopped: %s", self._member, error, exc_info=error)
+            known = isinstance(error, PenstockError)
+            logger.error("member %s stopped: %s", self._member, error, exc_info=None if known else error)
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
@@ -237,7 +246,7 @@ class Replicated:
             raise not_leader(raft.leader)
         raft.submit(proposal)
         self._wake()
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             proposal.answer(error=self._stopped())
         if not answered.wait(COMMIT_S):
             proposal.answer(error=self._stopped())
@@ -382,11 +391,12 @@ class Replicated:
             raise Closed("this member is closed: open it again")
         if self._failure is None:
             return
-        self._thread.join(JOIN_S)
-        if self._thread.is_alive():
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+        if self._thread is not None and self._thread.is_alive():
             raise Poisoned(f"member {self._member} does not end: start its process again")
         self._entries.recover()
-        self._failure = None
+        self._lacked_space, self._failure = ran_out_of_space(self._failure), None
         try:
             self._start()
         except BaseException as error:
@@ -429,7 +439,8 @@ class Replicated:
             self._closing = True
             self._changed.notify_all()
         self._wake()
-        self._thread.join(JOIN_S)
+        if self._thread is not None:  # none could be started
+            self._thread.join(JOIN_S)
         self._log.close()
         self._wakes.close()
         self._waker.close()
