@@ -21,7 +21,7 @@ from linearizability import Operation, is_linearizable
 
 import penstock
 from penstock.errors import OutcomeUnknown, PenstockError
-from penstock.replica.raft import RaftTimes
+from penstock.replica.seams import RaftTimes
 from penstock.testing.members import CLUSTER, NAMES, LocalCluster, await_true, table_digests
 
 FAULTS = ("kill", "kill", "follower", "all", "stop", "one-way", "partition", "delay", "noise", "full", "damage", "wipe")

@@ -36,8 +36,10 @@ from penstock.journal.tracker import MemberAcks
 from penstock.log import Log
 from penstock.log.record import KIND_DATA, Index, Record, check_bodies
 from penstock.replica.masters import HASH, Masters
-from penstock.replica.raft import FileGate, Link, Proposal, Raft, RaftTimes, not_leader
+from penstock.replica.proposal import Proposal, not_leader
+from penstock.replica.raft import Raft
 from penstock.replica.raft_log import LAG_SEGMENTS, RaftLog
+from penstock.replica.seams import FileGate, Link, RaftTimes
 from penstock.replica.state import LogBase, StateFile
 from penstock.replica.tcp_link import MemberError
 

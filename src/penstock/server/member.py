@@ -31,9 +31,9 @@ from penstock.partition.extent import highest_lsn
 from penstock.replica.file_channel import FileClient
 from penstock.replica.identity import member_contexts
 from penstock.replica.masters import HASH, Masters
-from penstock.replica.raft import RaftTimes
 from penstock.replica.raft_log import LAG_SEGMENTS
 from penstock.replica.replicated import Replicated
+from penstock.replica.seams import RaftTimes
 from penstock.replica.state import FOUNDER, JOINING, MEMBER, StateFile, new_disk
 from penstock.replica.tcp_link import TcpLink
 from penstock.server.installing import SnapshotTaker, finish_installation

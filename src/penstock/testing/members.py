@@ -19,7 +19,7 @@ from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import PenstockError
 from penstock.host.randomness import system_random
-from penstock.replica.raft import RaftTimes
+from penstock.replica.seams import RaftTimes
 from penstock.server.member import Member
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store

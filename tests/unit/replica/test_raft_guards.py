@@ -21,7 +21,8 @@ from penstock.replica.messages import (
     pack,
     unpack,
 )
-from penstock.replica.raft import NOTICE_S, Proposal, Raft
+from penstock.replica.proposal import Proposal
+from penstock.replica.raft import NOTICE_S, Raft
 from penstock.replica.state import MEMBER, RaftState, StateFile
 from penstock.testing.network import SETTINGS, SimulatedCluster, SimulatedMember
 

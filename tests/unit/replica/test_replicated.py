@@ -21,9 +21,9 @@ from penstock.host.os_files import OsFileSystem
 from penstock.log import Log, LogSettings
 from penstock.replica.file_channel import Greeting, pack_greeting
 from penstock.replica.identity import member_contexts
-from penstock.replica.raft import RaftTimes
 from penstock.replica.replicated import Replicated
 from penstock.replica.resolving import Resolver
+from penstock.replica.seams import RaftTimes
 from penstock.replica.state import StateFile
 from penstock.replica.tcp_link import TcpLink
 

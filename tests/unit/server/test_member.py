@@ -17,8 +17,8 @@ from penstock.cli.certificates import make_member_certificates
 from penstock.errors import CorruptionError, Invalid, Lost, PenstockError, Poisoned
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
-from penstock.replica.raft import RaftTimes
 from penstock.replica.replicated import Replicated
+from penstock.replica.seams import RaftTimes
 from penstock.replica.state import StateFile, founding
 from penstock.server.member import Member
 from penstock.store.store import Store
