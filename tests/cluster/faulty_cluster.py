@@ -21,7 +21,7 @@ from linearizability import Operation, is_linearizable
 
 import penstock
 from penstock.errors import OutcomeUnknown, PenstockError
-from penstock.replica.raft import RaftTimes
+from penstock.replica.seams import RaftTimes
 from penstock.testing.members import CLUSTER, NAMES, LocalCluster, await_true, table_digests
 
 FAULTS = ("kill", "kill", "follower", "all", "stop", "one-way", "partition", "delay", "noise", "full", "damage", "wipe")
@@ -160,7 +160,7 @@ class FaultyCluster:
     def run(self, faults: int, seed: int, kinds: tuple[str, ...] = FAULTS) -> None:
         chance = random.Random(seed)
         for name in NAMES:
-            assert self.start(name)
+            assert self.start(name), self.log_of(name)
         self.begin_clients()
         self.await_progress()
         order: list[str] = []

@@ -26,7 +26,7 @@ from typing import Any
 import penstock.server.member
 from penstock.host.os_files import OsFileSystem
 from penstock.log import LogSettings
-from penstock.replica.raft import RaftTimes
+from penstock.replica.seams import RaftTimes
 from penstock.replica.tcp_link import TcpLink
 from penstock.server.member import Member
 from penstock.store.settings import StoreSettings

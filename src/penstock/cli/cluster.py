@@ -10,6 +10,7 @@ Invariant: `init`, `certs` and `replace` overwrite no certificate and no key.
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +35,9 @@ from penstock.host.randomness import system_random
 from penstock.host.waiting import stop_on_signals
 from penstock.protocol import wire
 from penstock.replica.masters import HASH, Masters
-from penstock.store.identity import read_uuid
+from penstock.replica.state import StateFile, founding
+from penstock.store.following import RAFT_FILE
+from penstock.store.identity import IDENTITY_BYTES, read_uuid
 from penstock.store.reports import StoreStatistics
 
 cluster = group("cluster", "Three replicas of one store.")
@@ -44,6 +47,13 @@ STATUS_S = 3.0
 LEADS = "leads"
 _Answer = tuple[str, StoreStatistics | None]  # the role of a member, and its statistics
 _AWAY: _Answer = ("away", None)
+_CLUSTER = re.compile(rf"[0-9a-fA-F]{{{2 * IDENTITY_BYTES}}}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise Invalid(f"{name!r} is not the name of a member: give up to 63 of a-z, A-Z, 0-9 and _, no digit first")
 
 
 class _Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +69,17 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     masters: str = HASH
 
     def __post_init__(self) -> None:
+        if not _CLUSTER.fullmatch(self.cluster):
+            raise Invalid(f"cluster is {self.cluster!r}, not {IDENTITY_BYTES} bytes in hexadecimal digits")
+        owners: dict[tuple[str, int], str] = {}
+        for name, at in self.members.items():
+            _check_name(name)
+            for address in map(parse_address, (at.clients, at.members)):
+                if owners.setdefault(address, name) != name or at.clients == at.members:
+                    raise Invalid(
+                        f"members {owners[address]} and {name} share port {address[1]} of {address[0]}: each has two "
+                        "of its own, PORT for clients and PORT+1 for members"
+                    )
         Masters(self.masters, self.members)
 
 
@@ -77,7 +98,10 @@ def init(
         list[str], typer.Option(help="NAME=HOST:PORT, once for each; PORT for clients, PORT+1 for members")
     ],
     store: Annotated[
-        Path | None, typer.Option("--from", help="an existing store, which the first member to run on it brings in")
+        Path | None,
+        typer.Option(
+            "--from", help="a store, or the last copy of a cluster, which the member that runs on it brings in"
+        ),
     ] = None,
     masters: Annotated[
         str, typer.Option(help="who is preferred for reads of a partition: hash, fixed:NAME or disabled")
@@ -107,14 +131,29 @@ def init(
     except OSError as error:
         raise Invalid(f"{error.filename or folder}: {error.strerror}; give a new folder") from None
     make_member_certificates(str(folder / "certificates"), {name: host for name, (host, _) in hosts.items()})
+    if store is not None:
+        _found_anew(str(store))
     print(f"token={token}")
+
+
+def _found_anew(path: str) -> None:
+    """Let the folder of a member begin another cluster: the others of the old one are lost, or will not be run."""
+    fs = OsFileSystem()
+    if fs.exists(f"{path}/{RAFT_FILE}"):
+        lock = fs.lock(f"{path}/MEMBER")
+        try:
+            state = StateFile(fs, f"{path}/{RAFT_FILE}")
+            state.save(founding(state.state, system_random()))
+        finally:
+            lock.release()
 
 
 def _hosts(members: list[str]) -> dict[str, tuple[str, int]]:
     hosts: dict[str, tuple[str, int]] = {}
     for text in members:
         name, _, address = text.partition("=")
-        if not name.isidentifier() or name in hosts:
+        _check_name(name)
+        if name in hosts:
             raise Invalid(f"--member {text!r}: give NAME=HOST:PORT, each member once")
         hosts[name] = parse_address(address)
     return hosts
@@ -143,7 +182,8 @@ def certs(
     hosts: dict[str, str] = {}
     for text in member:
         name, _, host = text.partition("=")
-        if not name.isidentifier() or not host or name in hosts:
+        _check_name(name)
+        if not host or name in hosts:
             raise Invalid(f"--member {text!r}: give NAME=HOST, each member once")
         hosts[name] = host
     for name in make_member_certificates(str(folder), hosts):
@@ -167,10 +207,10 @@ def replace(
     if name not in config.members:
         raise Invalid(f"{name} is not a member: {', '.join(config.members)} are")
     host, port = parse_address(config.members[name].clients if address is None else address)
+    changed = ClusterFile(config.cluster, {**config.members, name: _addresses(host, port)}, config.masters)
     for written in renew_member_certificate(str(folder / "certificates"), name, host):
         print(folder / "certificates" / written)
-    changed = {**config.members, name: _addresses(host, port)}
-    _write_cluster(folder, _cluster_text(ClusterFile(config.cluster, changed, config.masters)))
+    _write_cluster(folder, _cluster_text(changed))
     print(f"run it with an empty folder: penstock cluster run {folder} {name} --data NEW")
 
 

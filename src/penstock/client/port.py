@@ -12,7 +12,7 @@ error of a write says that it did not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -177,16 +177,10 @@ class FlightPort(FlightReading):
 
     def _wait(self, epoch: int, timeout_s: float) -> None:
         """Wait for the owner's answer to a write; `WaitExpired` if it is late. Sending continues then."""
-        coordinator = self._coordinator
-        with suppress(WaitExpired):
-            coordinator.flush(epoch, 0.0)  # wakes the background thread
-        deadline_s, views = self._clock.monotonic_s() + timeout_s, coordinator.subscribe()
-        while views.latest() < epoch and coordinator.applied < epoch:
-            left_s = deadline_s - self._clock.monotonic_s()
-            if left_s <= 0:
-                raise WaitExpired(f"the owner of the store did not answer within {timeout_s} s: try again")
-            with suppress(WaitExpired):  # the loop raises it, with a better message
-                views.wait_newer(left_s)
+        try:
+            self._coordinator.wait_flushed(epoch, timeout_s)
+        except WaitExpired:
+            raise WaitExpired(f"the owner of the store did not answer within {timeout_s} s: try again") from None
 
     def _flush_writes(self) -> None:
         if self._coordinator.applied < self._coordinator.last:

@@ -10,7 +10,7 @@ import logging
 import threading
 from typing import Generic, cast
 
-from penstock.coordinator.executor import FlushExecutor
+from penstock.coordinator.executor import GATHER_S_MAX, FlushExecutor
 from penstock.coordinator.layers import DeltaBuffer
 from penstock.coordinator.protocols import D, EpochTracker, F, V
 from penstock.coordinator.settings import Trigger, choose_trigger
@@ -45,7 +45,8 @@ class Background(Generic[D, F, V]):
         self._wakeup = threading.Condition(cast(threading.Lock, lock))
         # All of these are guarded by _lock.
         self._due_s = 0.0  # when to flush the writes made by then
-        self._requested = False  # a caller requested a flush without waiting for it
+        self._requested = False  # a caller requested a flush and does not do it itself
+        self._asked_s = self._joined_s = 0.0  # when the first one did, and the last
         self._room_wanted = False  # writes wait for room
         self.awake = False  # the thread checks by itself within an interval
         self._noticed = epochs.none  # the last epoch seen
@@ -73,8 +74,12 @@ class Background(Generic[D, F, V]):
         self._requested = False  # another thread has done the requested flush
 
     def ask(self) -> None:
-        """Request a flush soon."""
-        self._requested = True
+        """Request a flush: now, or when the group of the caller is complete (see `executor`)."""
+        now_s = self._clock.monotonic_s()
+        if not self._requested:
+            self._requested, self._asked_s = True, now_s
+            self._wakeup.notify()
+        self._joined_s = now_s
 
     def end(self) -> None:
         """Let the thread end when no work is left."""
@@ -120,10 +125,18 @@ class Background(Generic[D, F, V]):
         executor = self._executor
         if not executor.can_lead() or not executor.has_writes():
             return None
+        now_s = self._clock.monotonic_s()
         return choose_trigger(
-            requested=self._requested,
-            timer_due=self._clock.monotonic_s() >= self._due_s,
+            requested=self._requested and (not executor.lacks_group() or now_s >= self._gathered_s()),
+            timer_due=now_s >= self._due_s,
             size_due=self._buffer.flush_due or self._room_wanted,
+        )
+
+    def _gathered_s(self) -> float:
+        """Return until when a group is waited for that comes back one by one: for less than the flush that it saves."""
+        flushed_s = self._executor.flushed_s
+        return min(
+            max(self._joined_s, flushed_s) + GATHER_S_MAX, max(self._asked_s, flushed_s) + self._executor.flush_s_last
         )
 
     def _sleep_s(self) -> float | None:
@@ -136,7 +149,8 @@ class Background(Generic[D, F, V]):
         if executor.failure is not None:
             return None
         if executor.has_writes() and executor.can_lead():
-            return max(0.0, self._due_s - self._clock.monotonic_s())
+            due_s = min(self._due_s, self._gathered_s()) if self._requested else self._due_s
+            return max(0.0, due_s - self._clock.monotonic_s())
         if executor.has_writes() or self._noticed != self._epochs.last:
             self._noticed = self._epochs.last
             self._due_s = self._clock.monotonic_s() + self._interval_s

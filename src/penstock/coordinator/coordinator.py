@@ -232,6 +232,12 @@ class WriteCoordinator(Generic[D, F, V]):
             self._await(Waiter(target, applied=True), timeout_s)
         return new_tuple(Acknowledgement, (self._buffer.layers.durable, self._durability))
 
+    def wait_flushed(self, epoch: int, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """Like `wait_applied`, but the background thread does the work, so that this call can end at any time."""
+        target = self._epochs.check(epoch)
+        if target > self._buffer.layers.applied:
+            self._await(Waiter(target, applied=True, works=False, asks=True), timeout_s)
+
     def _wait_view(self, target: Epoch, timeout_s: float) -> None:
         """Wait for a view that holds `target`, which may be an epoch not yet assigned."""
         self._await(Waiter(target, applied=True, works=False), timeout_s)
@@ -254,6 +260,10 @@ class WriteCoordinator(Generic[D, F, V]):
                         self._on_change()
                         raise WaitExpired(f"epoch {waiter.epoch} was not reached within {timeout_s} s: wait again")
                     sleep_s = executor.join(waiter)
+                    if waiter.asks:
+                        waiter.asks = False
+                        self._background.ask()
+                        self._on_change()
                 if sleep_s:
                     left_s = self._sleep(waiter, deadline_s, left_s, sleep_s)
                     if waiter.reached:

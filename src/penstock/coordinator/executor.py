@@ -20,7 +20,8 @@ alone while fifteen wait for the next fsync. So, if the threads woken last (thei
 one flush, and soon, the next group is expected to be as large: the first to arrive takes the turn but sleeps, the last
 to arrive takes the turn from it and flushes for all. If one does not arrive, the first proceeds after GATHER_S for each
 that is expected, and the next group is expected to be as large as this one was. A single thread never waits, nor do
-threads that do other work between their writes: they do not return within the time that `_note_woken` sets.
+threads that do other work between their writes: they do not return within the time that `_note_woken` sets. Where the
+background thread flushes for all (a client's), it waits in the same way, GATHER_S_MAX after each that arrives.
 
 Interrupts. Any line may raise: a Ctrl-C, a signal handler, a failed allocation. So a turn belongs to a `Waiter`, is
 taken by one assignment inside a `try`, and `leave(waiter)`, at the end of that `try`, returns every turn the waiter
@@ -98,7 +99,7 @@ class FlushExecutor(Generic[D, F, V]):
         self.flush_failures = 0
         self.apply_failures = 0
         self.flush_s_total = 0.0
-        self.flush_s_last = 0.0
+        self.flush_s_last = self.flushed_s = 0.0  # how long the last took, and when it ended
 
     # -- with the lock held
 
@@ -171,6 +172,10 @@ class FlushExecutor(Generic[D, F, V]):
         self.leading = self._gathering = waiter
         waiter.gathered = True
         return min(self._group * GATHER_S, GATHER_S_MAX)
+
+    def lacks_group(self) -> bool:
+        """Whether threads are expected that are not here yet, so that one flush could serve all."""
+        return len(self.waiters.all) < self._group
 
     def has_turn(self, waiter: Waiter) -> bool:
         return self.leading is waiter or self.applying is waiter
@@ -287,7 +292,8 @@ class FlushExecutor(Generic[D, F, V]):
         """
         layers, waiters = self._buffer.layers, self.waiters
         reached = waiters.take_reached(layers.durable, layers.applied) if waiters.all else []
-        group = [*reached, waiter] if waiter is not None and waiter.applied is applied else reached
+        ends = waiter is not None and waiter.joined and waiter.applied is applied  # the background thread never joins
+        group = [*reached, waiter] if waiter is not None and ends else reached
         if group:
             all_returned = self._returned >= len(self._woken) > 0
             next_leader = self.leading not in (None, waiter) and self.leading not in waiters.all
@@ -315,7 +321,8 @@ class FlushExecutor(Generic[D, F, V]):
     def _mark_durable(self, result: F, trigger: Trigger, begin_s: float) -> None:
         self._buffer.layers = self._buffer.layers.mark_durable(result)
         self.flushes[trigger] += 1
-        self.flush_s_last = self._clock.monotonic_s() - begin_s
+        self.flushed_s = self._clock.monotonic_s()
+        self.flush_s_last = self.flushed_s - begin_s
         self.flush_s_total += self.flush_s_last
 
     def apply(self, waiter: Waiter) -> None:

@@ -34,6 +34,7 @@ class Waiter(msgspec.Struct, eq=False):
     epoch: Epoch
     applied: bool  # waits until the view holds the epoch, not only until it is durable
     works: bool = True  # takes a turn when one is free
+    asks: bool = False  # wants the background thread to flush for it
     thread: int = msgspec.field(default_factory=threading.get_ident)
     joined: bool = False  # has asked for a turn
     gathered: bool = False  # has waited once for others to share its flush

@@ -32,7 +32,8 @@ KIND_ENTRY = KIND_DATA + 1  # a record with its term before it
 KIND_NO_OP = KIND_DATA + 2  # an entry of the members themselves, with its term
 CUT_SEGMENTS = 64  # that are dropped at once: the state file names each, and entries wait meanwhile
 LAG_SEGMENTS = 16  # of journal that are kept for a member that is behind; then it gets a snapshot
-CACHE_BYTES = 16 << 20  # of the newest entries, kept in memory to be sent
+CACHE_BYTES = 16 << 20  # of the newest entries, kept in memory to be sent and applied
+READ_BYTES = 1 << 20  # of them that are read at once
 _TERM = struct.Struct("<Q")
 
 
@@ -306,13 +307,19 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
 
     def entries(self, first: int, bytes_max: int) -> list[RaftEntry]:
         """Return entries from an index on, synced or not: at least one, then up to `bytes_max`."""
-        with self._lock:
-            if self._cache and first >= self._cache[0].index:
-                skipped = first - self._cache[0].index
-                found: Iterator[RaftEntry] = (self._cache[at] for at in range(skipped, len(self._cache)))
-                return _limited(found, bytes_max)
+        found = self._cached(first, bytes_max)
+        if found is not None:
+            return found
         with self._log.cursor(first) as cursor:
             return _limited(map(_entry, cursor), bytes_max)
+
+    def _cached(self, first: int, bytes_max: int) -> list[RaftEntry] | None:
+        """Return entries from an index on that are in memory; None if the first one is not."""
+        with self._lock:
+            if not self._cache or first < self._cache[0].index:
+                return None
+            skipped = first - self._cache[0].index
+            return _limited((self._cache[at] for at in range(skipped, len(self._cache))), bytes_max)
 
     def bodies(self) -> Iterator[bytes]:
         """Iterate over all records of the log, committed or not."""
@@ -326,6 +333,14 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
         if start <= self.base.lsn:
             raise NotFound(f"record {start} was truncated away: the journal begins at {self.base.lsn + 1}")
         lsn, first, last = start, self.index_of(start), self.committed
+        while first <= last and (found := self._cached(first, READ_BYTES)) is not None:
+            for command, index, _ in found:
+                if index <= last and isinstance(command, Command):
+                    yield Lsn(lsn), command.body
+                    lsn += 1
+            first += len(found)
+            if first > last:
+                return
         with self._log.cursor(first) as cursor:
             if first > last:
                 return

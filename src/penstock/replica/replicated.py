@@ -29,14 +29,17 @@ from penstock.errors import (
 )
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.file_errors import ran_out_of_space
 from penstock.host.randomness import Random
 from penstock.journal.record import Lsn
 from penstock.journal.tracker import MemberAcks
 from penstock.log import Log
 from penstock.log.record import KIND_DATA, Index, Record, check_bodies
 from penstock.replica.masters import HASH, Masters
-from penstock.replica.raft import FileGate, Link, Proposal, Raft, RaftTimes, not_leader
+from penstock.replica.proposal import Proposal, not_leader
+from penstock.replica.raft import Raft
 from penstock.replica.raft_log import LAG_SEGMENTS, RaftLog
+from penstock.replica.seams import FileGate, Link, RaftTimes
 from penstock.replica.state import LogBase, StateFile
 from penstock.replica.tcp_link import MemberError
 
@@ -100,12 +103,15 @@ class Replicated:
         """
         if member in others or len(set(others)) != len(others):
             raise Invalid(f"every member of a cluster has a name of its own: {[member, *others]}")
+        state.claim(member, others)
         self._masters = Masters(masters, [member, *others])
         self._log, self._state = log, state
         self._member, self._others, self._link = member, others, link
         self._clock, self._random, self._times = clock, random, times or RaftTimes()
-        self._changed = threads.condition("replica.changed")
+        self._changed = threads.condition("replica.changed")  # the role of this member, or its failure
+        self._advanced = threads.condition("replica.advanced")  # what is committed
         self._failure: BaseException | None = None  # guarded by _changed
+        self._lacked_space = False  # the loop ended because its disk was full
         self._closing = False  # guarded by _changed
         self._closed = False
         self._resigning = False  # set from any thread, for the loop
@@ -122,6 +128,7 @@ class Replicated:
         if stored > self._entries.base.lsn:  # what is stored was committed, whether or not a leader says so again
             self._entries.committed = self._entries.index_of(stored)
         self._raft: Raft | None = None
+        self._thread: threading.Thread | None = None
         self._wakes, self._waker = socket.socketpair()  # a byte in it ends the loop's wait
         self._wakes.setblocking(False)
         self._waker.setblocking(False)
@@ -145,10 +152,14 @@ class Replicated:
         )
         if not self._others:
             raft.elect_at_once()
+        if self._lacked_space:
+            raft.hesitate()
         self._attached.clear()
         self._thread = threads.spawn(self._run, name=f"penstock-raft-{self._member}")
         if not self._attached.wait(COMMIT_S):
             raise WaitExpired(f"member {self._member} did not start within {COMMIT_S:g} s: see its addresses")
+        if isinstance(self._failure, PenstockError):  # of its address, for example
+            raise self._failure
         self._check()
         if not self._others:
             self.await_leader(COMMIT_S)
@@ -157,6 +168,7 @@ class Replicated:
         raft = self._raft
         assert raft is not None
         state: tuple[Any, ...] = ()
+        committed = 0
         try:
             raft.poller.subscribe(self._wakes.fileno(), self._drain, POLL_EVENT_TYPE.READ)
             self._link.attach(raft)
@@ -166,13 +178,17 @@ class Replicated:
                     self._resigning = False
                     raft.resign()
                 raft.tick(TICK_S)
-                if state != (state := (raft.leader, raft.is_leader, self._entries.committed)):
+                if state != (state := (raft.leader, raft.is_leader, raft.term)):
                     with self._changed:
                         self._changed.notify_all()
+                if committed != (committed := self._entries.committed):
+                    with self._advanced:
+                        self._advanced.notify_all()
         except BaseException as error:
             if isinstance(error, MemberError) and error.__cause__ is not None:
                 error = error.__cause__
-            logger.error("member %s stopped: %s", self._member, error, exc_info=error)
+            known = isinstance(error, PenstockError)
+            logger.error("member %s stopped: %s", self._member, error, exc_info=None if known else error)
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
@@ -232,7 +248,7 @@ class Replicated:
             raise not_leader(raft.leader)
         raft.submit(proposal)
         self._wake()
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             proposal.answer(error=self._stopped())
         if not answered.wait(COMMIT_S):
             proposal.answer(error=self._stopped())
@@ -362,17 +378,14 @@ class Replicated:
 
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
         """Wait until a record is committed here; return the last that is."""
-        return self._await(lambda: self.committed >= lsn, timeout_s, f"record {lsn} was not committed")
-
-    def _await(self, met: Callable[[], bool], timeout_s: float, what: str) -> Lsn:
         deadline_s = self._clock.monotonic_s() + timeout_s
-        with self._changed:
-            while not met():
+        with self._advanced:
+            while self.committed < lsn:
                 self._check()
                 rest_s = deadline_s - self._clock.monotonic_s()
                 if rest_s <= 0:
-                    raise WaitExpired(f"{what} within {timeout_s:g} s")
-                self._changed.wait(min(rest_s, TICK_S))
+                    raise WaitExpired(f"record {lsn} was not committed within {timeout_s:g} s")
+                self._advanced.wait(min(rest_s, TICK_S))
         return self.committed
 
     def recover(self) -> None:
@@ -380,11 +393,12 @@ class Replicated:
             raise Closed("this member is closed: open it again")
         if self._failure is None:
             return
-        self._thread.join(JOIN_S)
-        if self._thread.is_alive():
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+        if self._thread is not None and self._thread.is_alive():
             raise Poisoned(f"member {self._member} does not end: start its process again")
         self._entries.recover()
-        self._failure = None
+        self._lacked_space, self._failure = ran_out_of_space(self._failure), None
         try:
             self._start()
         except BaseException as error:
@@ -410,7 +424,13 @@ class Replicated:
         if self.is_leader:
             self._resigning = True
             self._wake()
-            self._await(lambda: self.current_term != term, timeout_s, "this member did not resign")
+            deadline_s = self._clock.monotonic_s() + timeout_s
+            with self._changed:
+                while self.current_term == term:
+                    self._check()
+                    if self._clock.monotonic_s() > deadline_s:
+                        raise WaitExpired(f"this member did not resign within {timeout_s:g} s")
+                    self._changed.wait(TICK_S)
 
     def close(self) -> None:
         if not self._closed and threads.process_id() == self._process:
@@ -421,7 +441,8 @@ class Replicated:
             self._closing = True
             self._changed.notify_all()
         self._wake()
-        self._thread.join(JOIN_S)
+        if self._thread is not None:  # none could be started
+            self._thread.join(JOIN_S)
         self._log.close()
         self._wakes.close()
         self._waker.close()

@@ -33,7 +33,11 @@ class Resolver:
             pass
         lookup = self._lookups.get(host)
         if lookup is None or not lookup.is_alive():
-            lookup = self._lookups[host] = threads.spawn(lambda: self._look_up(host), name="penstock-resolver")
+            try:
+                lookup = self._lookups[host] = threads.spawn(lambda: self._look_up(host), name="penstock-resolver")
+            except RuntimeError as error:  # the process has too many threads: the next call tries again
+                logger.warning("%s is not looked up: %s", host, error)
+                return self._found.get(host)
         if wait:
             lookup.join(LOOKUP_S)
         return self._found.get(host)

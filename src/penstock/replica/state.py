@@ -10,11 +10,12 @@ segment that is after a crash within a cut.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import google_crc32c
 import msgspec
 
-from penstock.errors import CorruptionError, UnsupportedVersion
+from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.host.file_operations import publish
 from penstock.host.files import FileSystem
 from penstock.host.randomness import Random
@@ -43,6 +44,7 @@ class RaftState(msgspec.Struct, frozen=True, array_like=True):
     life: int = 0  # drawn with each new disk
     born: tuple[tuple[str, int], ...] = ()  # the lives that founded the cluster with this one
     founded: bool = False  # one of the founders brought a store: none without entries may lead
+    members: tuple[str, ...] = ()  # whose disk this is, then the others: another quorum could contradict theirs
 
 
 def new_disk(random: Random, *, standing: int) -> RaftState:
@@ -55,6 +57,12 @@ def joined(state: RaftState, born: tuple[tuple[str, int], ...], *, founded: bool
     return msgspec.structs.replace(
         state, standing=MEMBER, born=born or state.born, founded=founded or state.founded or state.standing == FOUNDER
     )
+
+
+def founding(state: RaftState, random: Random) -> RaftState:
+    """Return the state of the only copy that is left of a cluster: it begins another one."""
+    life = new_disk(random, standing=FOUNDER).life
+    return msgspec.structs.replace(state, standing=FOUNDER, life=life, born=(), founded=False, members=())
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -84,6 +92,17 @@ class StateFile:
             return _decoder.decode(body)
         except msgspec.MsgspecError as error:
             raise CorruptionError(self._path, 0, f"a member's term and vote do not decode ({error})") from None
+
+    def claim(self, member: str, others: Sequence[str]) -> None:
+        """Note, at the first start, whose disk this is; `Invalid` if it belongs to another member or other members."""
+        members, known = (member, *sorted(others)), self.state.members
+        if known and known != members:
+            raise Invalid(
+                f"{self._path} is of member {known[0]} of {', '.join(sorted(known))}, not of {member} of "
+                f"{', '.join(sorted(members))}: members are not added, removed or exchanged; see `penstock cluster`"
+            )
+        if not known:
+            self.save(msgspec.structs.replace(self.state, members=members))
 
     def save(self, state: RaftState) -> None:
         """Replace the state, durably."""

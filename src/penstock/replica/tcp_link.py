@@ -46,6 +46,7 @@ STRANGERS_MAX = 16  # accepted connections that have not greeted yet
 ROOM_BYTES = 4 << 20  # entries are sent while less than this waits
 WAITING_BYTES_MAX = MESSAGE_BYTES_MAX + ROOM_BYTES * 2
 GREETING_BYTES_MAX = 4_096
+JOINED_BYTES = 16 << 10  # a smaller frame is sent by one call, and is one record of TLS
 _LENGTH = struct.Struct(">I")
 _READ, _WRITE, _ERROR = POLL_EVENT_TYPE.READ, POLL_EVENT_TYPE.WRITE, POLL_EVENT_TYPE.ERROR
 
@@ -76,7 +77,10 @@ class _Connection:
 
     def send(self, data: bytes) -> None:
         """Queue a frame; it is sent as the peer reads."""
-        self._sending += (memoryview(_LENGTH.pack(len(data))), memoryview(data))
+        head = _LENGTH.pack(len(data))
+        self._sending += (
+            (memoryview(head + data),) if len(data) < JOINED_BYTES else (memoryview(head), memoryview(data))
+        )
         self.waiting_bytes += _LENGTH.size + len(data)
         self._sent_s = self._link.now_s()
         if self.waiting_bytes > WAITING_BYTES_MAX:
@@ -235,7 +239,10 @@ class TcpLink:
         host, port = self._addresses[self.member]
         host = self._resolver.find(host, wait=True) or host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=32)
+        try:
+            self._listener = socket.create_server((host, port), family=family, backlog=32)
+        except OSError as error:
+            raise Invalid(f"member {self.member} cannot listen at {host}:{port} ({error}): see its address") from None
         self._listener.setblocking(False)
         self.poller.subscribe(self._listener.fileno(), self._accept, _READ | _ERROR)
         raft.addOnTickCallback(self._maintain)
@@ -282,8 +289,8 @@ class TcpLink:
                 self._call(name, host, port)
 
     def move(self, addresses: Mapping[str, tuple[str, int]]) -> None:
-        """Use other addresses of members from now on. From any thread."""
-        self._addresses = {**self._addresses, **addresses}
+        """Use other addresses of members from now on. From any thread. Names that are not members are left out."""
+        self._addresses = {name: addresses.get(name, at) for name, at in self._addresses.items()}
 
     def address_of(self, member: str) -> tuple[str, int]:
         return self._addresses[member]
@@ -354,7 +361,12 @@ class TcpLink:
                 sock.sendall(unsent)
             serve_files(frames, source)
 
-        self._file_connections.append(threads.spawn(serve, name="penstock-files"))
+        try:
+            self._file_connections.append(threads.spawn(serve, name="penstock-files"))
+        except RuntimeError as error:  # the process has too many threads: the other member asks again
+            frames.close()
+            source.close()
+            logger.warning("member %s gets no files now: %s", connection.member, error)
 
     def receive(self, member: str, message: Message) -> None:
         """Pass a message on. An error of this member, of its disk for example, is not one of the connection."""

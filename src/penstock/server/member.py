@@ -31,9 +31,9 @@ from penstock.partition.extent import highest_lsn
 from penstock.replica.file_channel import FileClient
 from penstock.replica.identity import member_contexts
 from penstock.replica.masters import HASH, Masters
-from penstock.replica.raft import RaftTimes
 from penstock.replica.raft_log import LAG_SEGMENTS
 from penstock.replica.replicated import Replicated
+from penstock.replica.seams import RaftTimes
 from penstock.replica.state import FOUNDER, JOINING, MEMBER, StateFile, new_disk
 from penstock.replica.tcp_link import TcpLink
 from penstock.server.installing import SnapshotTaker, finish_installation
@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 WATCH_S = 0.5
 RETRY_S = 1.0
 OPEN_S = 30.0
+FULL_S = 30.0  # between two attempts to leave the lead because of a full disk: those of all members may be full
 
 
 class Member:
@@ -89,6 +90,7 @@ class Member:
         self._store: Store | None = None  # guarded by _changed
         self._role: tuple[object, ...] = ()  # guarded by _changed: of that store
         self._led: object = None  # the last term in which its store took writes
+        self._left_s = -FULL_S  # when it left the lead because its disk was full
         self._addresses, self._cluster, self._times = dict(addresses), cluster, times
         self._lag_segments = lag_segments
         self._sources: WeakSet[MemberFiles] = WeakSet()  # guarded by _changed: what others read here
@@ -97,8 +99,11 @@ class Member:
         self._closing = threading.Event()
         self._closed = False
         self._process = threads.process_id()
-        make_dirs(self._fs, self.path)
-        self._lock = self._fs.lock(f"{self.path}/MEMBER")
+        try:
+            make_dirs(self._fs, self.path)
+            self._lock = self._fs.lock(f"{self.path}/MEMBER")
+        except (FileExistsError, NotADirectoryError):
+            raise Invalid(f"{self.path} is not a folder: give the folder of the member's store") from None
         try:
             self._contexts = member_contexts(certificates, name)
             self._fetched = FetchedFiles(self._fs, self.path, self._connect_files, self._clock)
@@ -200,6 +205,7 @@ class Member:
         found = self._journal.await_change(role, WATCH_S)
         failed = self._store is not None and self._store.is_failed
         if found == role and not failed:
+            self._leave_if_full(role)
             return role
         self._end_store()
         if not found:
@@ -209,6 +215,15 @@ class Member:
             return ()
         self._begin_store(found)
         return found
+
+    def _leave_if_full(self, role: tuple[object, ...]) -> None:
+        """Leave the lead to a member that can take writes, if the disk of this one is full."""
+        now_s = self._clock.monotonic_s()
+        leads_full = role and role[0] and self._store is not None and self._store.is_full
+        if leads_full and len(self._addresses) > 1 and now_s - self._left_s >= FULL_S:
+            logger.warning("member %s leaves the lead: its disk is full", self.name)
+            self._left_s = now_s
+            self._journal.resign()
 
     # -- snapshots
 
@@ -267,8 +282,12 @@ class Member:
 
     def move(self, addresses: Mapping[str, tuple[str, int]]) -> None:
         """Use other addresses of the other members from now on."""
-        self._addresses.update({name: at for name, at in addresses.items() if name != self.name})
-        self._link.move({name: at for name, at in addresses.items() if name != self.name})
+        unknown = sorted(set(addresses) - set(self._addresses))
+        if unknown:
+            logger.warning("member %s does not know %s: members are not added", self.name, ", ".join(unknown))
+        known = {name: at for name, at in addresses.items() if name in self._addresses and name != self.name}
+        self._addresses.update(known)
+        self._link.move(known)
 
     # -- the store of a role
 

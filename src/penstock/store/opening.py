@@ -160,6 +160,11 @@ class OpenedParts(WiredParts):
         return self._consensus.barrier()
 
     @property
+    def is_full(self) -> bool:
+        """Whether writes that grow the store are refused, because its disk is full."""
+        return self._port.read_only is not None
+
+    @property
     def is_failed(self) -> bool:
         """Whether writes are refused because one failed; of a member that follows, whether it cannot any more."""
         if self._follower is not None and self._follower.failure is not None:

@@ -18,7 +18,8 @@ from penstock.cli.certificates import make_member_certificates
 from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import PenstockError
-from penstock.replica.raft import RaftTimes
+from penstock.host.randomness import system_random
+from penstock.replica.seams import RaftTimes
 from penstock.server.member import Member
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
@@ -32,10 +33,11 @@ PATIENCE_S = 60.0
 
 def free_ports(count: int) -> list[int]:
     """Return ports of loopback that nobody uses now."""
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(server.getsockname()[1]) for server in servers]
-    for server in servers:
-        server.close()
+    chance, ports = system_random(), list[int]()
+    while len(ports) < count:
+        port = 10_000 + int(chance.random() * 22_000)  # below those that the system gives to whoever connects
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports += [port] if port not in ports else []
     return ports
 
 

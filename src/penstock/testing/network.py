@@ -23,8 +23,10 @@ from penstock.errors import PenstockError
 from penstock.host.file_operations import make_dirs, remove_folder
 from penstock.log import Log, LogSettings
 from penstock.replica.messages import Message, pack, unpack
-from penstock.replica.raft import Proposal, Raft, RaftTimes
+from penstock.replica.proposal import Proposal
+from penstock.replica.raft import Raft
 from penstock.replica.raft_log import RaftLog
+from penstock.replica.seams import RaftTimes
 from penstock.replica.state import JOINING, MEMBER, StateFile, new_disk
 from penstock.testing.crashes import Violation
 from penstock.testing.disk import SimulatedDisk

@@ -18,6 +18,7 @@ from penstock.cli.cluster import read_cluster
 from penstock.errors import Invalid
 
 COMMAND = [sys.executable, "-m", "penstock", "cluster"]
+CLUSTER = "00" * 16
 
 
 def _penstock(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -109,13 +110,25 @@ def test_certificates_of_members(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     names = {"authority.pem", "authority.key", "a.pem", "a.key", "b.pem", "b.key"}
     assert {path.name for path in (tmp_path / "set").iterdir()} == names
-    for members in (("a",), ("a=",), ("a=x", "a=y"), ("1=x",)):
+    for members in (("a",), ("a=",), ("a=x", "a=y"), ("1=x",), ("\u00e4=x",)):
         told = _penstock("certs", str(tmp_path / "no"), *(text for each in members for text in ("--member", each)))
         assert told.returncode != 0
         assert "Traceback" not in told.stderr
 
 
-@pytest.mark.parametrize("members", [(), ("a=127.0.0.1:7401", "b=127.0.0.1:7403"), ("a=nowhere",), ("=127.0.0.1:1",)])
+@pytest.mark.parametrize(
+    "members",
+    [
+        (),
+        ("a=127.0.0.1:7401", "b=127.0.0.1:7403"),
+        ("a=nowhere",),
+        ("=127.0.0.1:1",),
+        ("\u00e4=127.0.0.1:7401",),
+        ("a=127.0.0.1:65535",),
+        ("a=127.0.0.1:7401", "b=127.0.0.1:7402", "c=127.0.0.1:7411"),  # b's clients would call a's members
+        ("a=127.0.0.1:7401", "b=127.0.0.1:7401", "c=127.0.0.1:7411"),
+    ],
+)
 def test_wrong_members_are_told(tmp_path: Path, members: tuple[str, ...]) -> None:
     told = _penstock("init", str(tmp_path / "cluster"), *(text for each in members for text in ("--member", each)))
     assert told.returncode != 0
@@ -123,13 +136,30 @@ def test_wrong_members_are_told(tmp_path: Path, members: tuple[str, ...]) -> Non
     assert not (tmp_path / "cluster").exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'cluster = "zz"\n[members.a]\nclients = "127.0.0.1:1"\nmembers = "127.0.0.1:2"\n',
+        f'cluster = "{CLUSTER}"\n[members.a]\nclients = "nowhere"\nmembers = "127.0.0.1:2"\n',
+        f'cluster = "{CLUSTER}"\n[members.a]\nclients = "127.0.0.1:2"\nmembers = "127.0.0.1:2"\n',
+        f'cluster = "{CLUSTER}"\n[members.a-b]\nclients = "127.0.0.1:1"\nmembers = "127.0.0.1:2"\n',
+    ],
+)
+def test_a_file_that_no_cluster_has_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.toml").write_text(text)
+    with pytest.raises(Invalid, match=r"cluster\.toml is not the file of a cluster"):
+        read_cluster(tmp_path)
+
+
 def test_the_policy_of_masters_is_recorded(tmp_path: Path) -> None:
     member = '[members.a]\nclients = "127.0.0.1:1"\nmembers = "127.0.0.1:2"\n'
     for text, policy in (("", "hash"), ('masters = "fixed:a"\n', "fixed:a"), ('masters = "disabled"\n', "disabled")):
-        (tmp_path / "cluster.toml").write_text(f'cluster = "00"\n{text}{member}')  # the first is of an older version
+        (tmp_path / "cluster.toml").write_text(
+            f'cluster = "{CLUSTER}"\n{text}{member}'
+        )  # the first is of an older version
         assert read_cluster(tmp_path).masters == policy
     for wrong in ('"fixed:b"', '"none"', "1", "true"):
-        (tmp_path / "cluster.toml").write_text(f'cluster = "00"\nmasters = {wrong}\n{member}')
+        (tmp_path / "cluster.toml").write_text(f'cluster = "{CLUSTER}"\nmasters = {wrong}\n{member}')
         with pytest.raises(Invalid, match=r"cluster\.toml is not the file of a cluster"):
             read_cluster(tmp_path)
     told = _penstock("init", str(tmp_path / "no"), "--member", "a=127.0.0.1:1", "--masters", "fixed:b")

@@ -1234,6 +1234,42 @@ def test_one_that_does_not_come_back_is_waited_for_once(group: Threads) -> None:
     assert group.work(2) == {1}
 
 
+def test_the_background_thread_waits_for_a_group_and_not_for_long(box: Box) -> None:
+    """As a client's does, where callers wait and do not flush."""
+    flush_s = GATHER_S * 3.5
+    box.flusher.watch = lambda where: box.clock.advance(flush_s) if where == "make_durable" else None
+    gates = [threading.Semaphore(0) for _ in range(3)]
+
+    def write_often(number: int) -> None:
+        for _ in range(5):
+            assert gates[number].acquire(timeout=PATIENCE_S)
+            box.coordinator.wait_flushed(box.write(), PATIENCE_S)
+
+    def come(*numbers: int, waiting: int) -> int:
+        """Let threads write; return the number of flushes that are due when they all wait."""
+        for number in numbers:
+            gates[number].release()
+        box.await_waiters(waiting)
+        return box.coordinator.run_pending()
+
+    for number in range(3):
+        box.begin(lambda number=number: write_often(number))  # type: ignore[misc]
+    assert come(0, 1, 2, waiting=3) == 1
+    assert come(0, 1, 2, waiting=3) == 1  # all came back: from now on three are expected
+    assert come(0, waiting=1) == come(1, waiting=2) == 0
+    assert come(2, waiting=3) == 1
+    assert come(0, 1, waiting=2) == 0
+    box.clock.advance(GATHER_S * 1.01)  # the third does not come
+    assert box.coordinator.run_pending() == 1
+    assert come(0, 1, waiting=2) == 1  # nor is it expected any more
+    assert come(2, waiting=1) == 0
+    box.clock.advance(GATHER_S * 1.01)  # the two do not come
+    assert box.coordinator.run_pending() == 1
+    assert come(2, waiting=1) == 1  # one alone never waits
+    box.join()
+    assert [last - first + 1 for first, last, _ in box.flusher.calls] == [3, 3, 3, 2, 2, 1, 1]
+
+
 def test_others_than_those_who_were_woken_are_no_reason_to_wait(box: Box) -> None:
     threads = Threads(box)
     for first in range(0, 20, 2):

@@ -21,7 +21,8 @@ from penstock.replica.messages import (
     pack,
     unpack,
 )
-from penstock.replica.raft import Proposal, Raft
+from penstock.replica.proposal import Proposal
+from penstock.replica.raft import NOTICE_S, Raft
 from penstock.replica.state import MEMBER, RaftState, StateFile
 from penstock.testing.network import SETTINGS, SimulatedCluster, SimulatedMember
 
@@ -240,6 +241,40 @@ def test_nobody_votes_while_a_leader_is_heard(cluster: _Cluster, member: Simulat
     cluster.now_s += 1
     _receive(member, "member-3", RequestVote(9, 5, 1))
     assert any(isinstance(message, Vote) for _, message, *_ in cluster.sent)
+
+
+def test_followers_learn_what_is_committed_without_another_write(cluster: _Cluster, member: SimulatedMember) -> None:
+    """With the next entries; if there are none, soon, by a message that does not wait for the next heartbeat."""
+    raft = _elect(cluster, member, "member-2", "member-3")
+    for name in NAMES:
+        raft.connect(name)
+    proposal = Proposal([b"x"])
+    raft.submit(proposal)
+    raft.tick(0)
+    for name in NAMES[:2]:
+        _receive(member, name, Appended(raft.term, raft.log.last + 1, success=True, reset=False))
+    cluster.sent.clear()
+    raft.tick(0)
+    assert proposal.lsn is not None
+    assert not cluster.sent
+    cluster.now_s += NOTICE_S * 1.01
+    raft.tick(0)
+    told = {to: message.committed for to, message, *_ in cluster.sent if isinstance(message, Append)}
+    assert told == dict.fromkeys(NAMES, raft.log.last)
+
+
+def test_a_member_that_cannot_write_lets_others_be_elected_first(cluster: _Cluster, member: SimulatedMember) -> None:
+    assert member.raft is not None
+    member.raft.hesitate()
+
+    def ask_for(elections: int) -> int:
+        for _ in range(round(elections * cluster.times.election_s / cluster.times.heartbeat_s)):
+            cluster.now_s += cluster.times.heartbeat_s
+            member.raft.tick(0)  # type: ignore[union-attr]
+        return sum(isinstance(message, Sound) for _, message, *_ in cluster.sent)
+
+    assert ask_for(4) == 0
+    assert ask_for(8) > 0  # nobody else can
 
 
 def test_a_term_that_cannot_be_stored_changes_nothing(

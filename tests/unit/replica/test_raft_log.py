@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import CorruptionError, Invalid, NotFound, UnsupportedVersion
 from penstock.log import Log, LogSettings
+from penstock.replica import raft_log
 from penstock.replica.raft_log import NO_OP, RaftLog
 from penstock.replica.state import RaftState, StateFile
 from penstock.testing.disk import SimulatedDisk
@@ -53,6 +54,22 @@ def test_lsns_do_not_count_the_members_own_entries() -> None:
     log = _open(SimulatedDisk())
     _fill(log, 40)
     _check(log)
+
+
+@pytest.mark.parametrize("cached", [0, 300, 1 << 20])
+@pytest.mark.parametrize("at_once", [1, 200, 1 << 20])
+def test_records_in_memory_and_in_files_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, cached: int, at_once: int
+) -> None:
+    monkeypatch.setattr(raft_log, "CACHE_BYTES", cached)
+    monkeypatch.setattr(raft_log, "READ_BYTES", at_once)
+    log = _open(SimulatedDisk())
+    _fill(log, 40)
+    log.append([b"not committed"], 10)
+    log.sync()
+    every = [(index - index // 5, b"record at %d" % index) for index in range(1, 41) if index % 5]
+    for start in range(1, 34):
+        assert list(log.records(start)) == every[start - 1 :]
 
 
 @pytest.mark.parametrize("before", [1, 5, 9, 20, 32])

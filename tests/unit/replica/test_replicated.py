@@ -15,13 +15,15 @@ import pytest
 
 from penstock.cli.certificates import make_member_certificates
 from penstock.errors import NotLeader, PenstockError, RetryLater
+from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.host.os_files import OsFileSystem
 from penstock.log import Log, LogSettings
 from penstock.replica.file_channel import Greeting, pack_greeting
 from penstock.replica.identity import member_contexts
-from penstock.replica.raft import RaftTimes
 from penstock.replica.replicated import Replicated
+from penstock.replica.resolving import Resolver
+from penstock.replica.seams import RaftTimes
 from penstock.replica.state import StateFile
 from penstock.replica.tcp_link import TcpLink
 
@@ -256,3 +258,14 @@ def test_a_failed_disk_stops_a_member_until_it_recovers(cluster: Cluster, monkey
 
 def _fail() -> None:
     raise OSError(5, "the disk is away")
+
+
+def test_a_process_with_too_many_threads_looks_up_no_name_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    resolver = Resolver()
+    with monkeypatch.context() as patch:
+        patch.setattr(threads, "spawn", refuse)
+        assert resolver.find("localhost") is None
+    assert resolver.find("localhost", wait=True) is not None

@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import CorruptionError, Lost, PenstockError, Poisoned
-from penstock.replica.raft import RaftTimes
+from penstock.cli.certificates import make_member_certificates
+from penstock.errors import CorruptionError, Invalid, Lost, PenstockError, Poisoned
+from penstock.host.os_files import OsFileSystem
+from penstock.host.randomness import system_random
 from penstock.replica.replicated import Replicated
+from penstock.replica.seams import RaftTimes
+from penstock.replica.state import StateFile, founding
 from penstock.server.member import Member
 from penstock.store.store import Store
-from penstock.testing.members import LocalCluster, await_true
+from penstock.testing.members import CLUSTER, LocalCluster, await_true
 
 TIMES = RaftTimes(heartbeat_s=0.05, election_s=0.3)
 
@@ -183,7 +187,7 @@ def test_a_member_without_its_file_is_no_store_of_its_own(members: Members, alon
 def test_an_address_in_use_is_told_at_once(members: Members) -> None:
     members.begin("a")
     members.members.pop("a").close()
-    with socket.create_server(members.addresses["a"]), pytest.raises((PenstockError, OSError)):
+    with socket.create_server(members.addresses["a"]), pytest.raises(Invalid, match="cannot listen at"):
         members.begin("a")
     members.begin("a")
 
@@ -211,6 +215,65 @@ def test_a_leader_that_cannot_open_its_store_leaves_the_lead(members: Members, m
         failing.store()._coordinator._executor.failure = PenstockError("a write failed")
     other = await_true(lambda: next((n for n, m in members.members.items() if m.is_leader and m is not failing), ""))
     members.members[other].store().kv("users").put(b"b", b"2", durable=True)
+
+
+def test_a_leader_whose_disk_is_full_leaves_the_lead(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    members.begin("a", "b", "c")
+    full = members.members[members.leader()]
+    full.store().kv("users").put(b"a", b"1", durable=True)
+    monkeypatch.setattr(full.store()._space, "claim_reserve", lambda: None)
+    full.store()._space.release_reserve()
+    other = await_true(lambda: next((n for n, m in members.members.items() if m.is_leader and m is not full), ""))
+    members.members[other].store().kv("users").put(b"b", b"2", durable=True)
+
+
+def test_a_disk_belongs_to_one_member_of_one_cluster(members: Members, alone: Member) -> None:
+    """With other members, or as another one, it would vote against what it promised."""
+    alone.store().kv("users").put(b"a", b"1", durable=True)
+    members.members.pop("a").close()
+    more = LocalCluster(members.folder, ("a", "b", "c"), start=False)
+    with pytest.raises(Invalid, match="members are not added, removed or exchanged"):
+        more.start("a")
+    make_member_certificates(str(members.folder / "more"), {"b": "127.0.0.1"})
+    with pytest.raises(Invalid, match="is of member a of a, not of b of b"):
+        Member(
+            members.folder / "a", "b", {"b": ("127.0.0.1", 1)}, cluster=CLUSTER, certificates=members.folder / "more"
+        )
+    assert members.begin("a")["a"].store().kv("users").get(b"a") == b"1"
+
+
+def test_names_that_are_not_members_are_left_out(members: Members) -> None:
+    members.begin("a", "b", "c")
+    leader = members.members[members.leader()]
+    leader.move({"0": ("127.0.0.1", 1), "d": ("127.0.0.1", 2), **members.addresses})
+    assert set(leader._addresses) == set(leader._link._addresses) == {"a", "b", "c"}
+    leader.store().kv("users").put(b"a", b"1", durable=True)
+
+
+def test_the_last_copy_begins_another_cluster(members: Members) -> None:
+    """Two disks are lost: with one copy and two new disks nothing is elected, until the operator says so."""
+    members.begin("a", "b", "c")
+    members.members[members.leader()].store().kv("users").put(b"a", b"1", durable=True)
+    await_true(lambda: all(member.committed == 2 for member in members.members.values()))
+    for name in "abc":
+        members.members.pop(name).close()
+    for name in "bc":
+        shutil.rmtree(members.folder / name)
+    fs, path = OsFileSystem(), str(members.folder / "a" / "raft")
+    state = StateFile(fs, path)
+    state.save(founding(state.state, system_random()))
+    members.begin("a", "b", "c")
+    members.members[members.leader()].store().kv("users").put(b"b", b"2", durable=True)
+    for name in "abc":
+        await_true(lambda name=name: members.members[name].committed >= 3)  # type: ignore[misc]
+        assert members.members[name].store().kv("users").get(b"a") == b"1"
+
+
+def test_a_file_in_place_of_the_folder_is_told(members: Members, tmp_path: Path) -> None:
+    members.begin("a")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Invalid, match="is not a folder"):
+        Member(tmp_path / "file", "a", members.addresses, cluster=CLUSTER, certificates=members.folder / "certificates")
 
 
 def test_an_interrupted_close_can_be_repeated(members: Members, alone: Member, monkeypatch: pytest.MonkeyPatch) -> None:
