@@ -16,7 +16,7 @@ from penstock.errors import KindMismatch, PenstockError
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
 from penstock.journal.partitions import PartitionId
-from penstock.kinds.core import Kind
+from penstock.kinds.core import Kind, ShardSnapshot
 from penstock.kinds.port import BuildContext, Piece, Port
 from penstock.manifest.records import JobKind
 from penstock.partition.ledger import TableInfo
@@ -216,6 +216,17 @@ class Queryable(Protocol):
 
         Requires: `check_query` has passed.
         """
+
+
+STATISTICS = "statistics"  # the query that counts rows, files and bytes of a table, if its kind has one
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """A state machine whose rows can be counted as they are: a snapshot would freeze its memtable."""
+
+    def present(self) -> ShardSnapshot:
+        """Return the current state, which may change while it is read: for the query STATISTICS of clients."""
 
 
 class TableService(Protocol):
