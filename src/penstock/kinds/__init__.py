@@ -29,6 +29,7 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
 
 from penstock.kinds.capabilities import (
     STATISTICS,
+    BatchCounts,
     Countable,
     Derivation,
     Derived,
@@ -91,6 +92,7 @@ __all__ = [
     "QUERY_S",
     "QUERY_S_MAX",
     "STATISTICS",
+    "BatchCounts",
     "BuildContext",
     "Conditional",
     "Countable",

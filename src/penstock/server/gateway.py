@@ -461,9 +461,7 @@ class Gateway:
             info = self._table(reading, request.table, 0, READ, rights)
             check_query(info, request.name, request.argument, request.timeout_s)  # before it holds anything
             counts = request.name == STATISTICS and reading is self._applied
-            moment = stack.enter_context(
-                self._applied.counted(info) if counts else reading.moment(partitions_of(info))
-            )
+            moment = stack.enter_context(self._applied.counted(info) if counts else reading.moment(partitions_of(info)))
             return unnumbered(moment.query(info, request.name, request.argument, timeout_s=request.timeout_s))
         if isinstance(request, wire.ScanRanges):
             return scan_ranges(*self._ranges(reading, request.ranges, rights, stack))

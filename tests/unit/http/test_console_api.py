@@ -96,7 +96,7 @@ def test_a_token_sees_its_tables_only(door: Door) -> None:
     assert [one["name"] for one in door.read("hello", "part")["tables"]] == ["users"]
     sample = door.read("sample", "part")
     assert [one["name"] for one in sample["tables"]] == ["users"]
-    assert (sample["consumers"], sample["streams"]) == ([], [])
+    assert sample["consumers"] == []
     assert {one["queue"] for one in door.read("sample")["consumers"]} == {"events"}
     for path in ("rows?table=blobs", "messages?table=events", "table?table=metrics", "rows?table=absent"):
         assert door.status(path, "part") == 404
