@@ -65,7 +65,14 @@ if TYPE_CHECKING:
     from penstock.partition.checkpoint import CheckpointReport, CheckpointSettings
     from penstock.partition.reference import StagedFile
     from penstock.partition.storage_options import StorageOptions
-    from penstock.queue.calls import ConsumerPosition, ConsumerSummary, LeasedMessage, QueueTotals, ShardBounds
+    from penstock.queue.calls import (
+        ConsumerPosition,
+        ConsumerSummary,
+        LeasedMessage,
+        QueueTotals,
+        ShardBounds,
+        StreamTotals,
+    )
     from penstock.queue.chain import QueueSettings
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
@@ -196,6 +203,7 @@ _HOMES = {
     "StoreSettings": "store.settings",
     "StoreSnapshot": "store.tables",
     "StoreStatistics": "store.reports",
+    "StreamTotals": "queue.calls",
     "StoreSubscription": "store.views",
     "StoreView": "store.views",
     "StructType": "kv.values",
@@ -303,6 +311,7 @@ __all__ = [
     "StoreStatistics",
     "StoreSubscription",
     "StoreView",
+    "StreamTotals",
     "StructType",
     "TableDescription",
     "TextKvReader",

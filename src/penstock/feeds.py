@@ -18,7 +18,7 @@ import msgspec
 from penstock.arguments import text
 from penstock.errors import Closed, Invalid, PenstockError
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import Kind, Port, Streamable, StreamColumns, as_streamable, partitions_of
+from penstock.kinds import BatchCounts, Kind, Port, Streamable, StreamColumns, as_streamable, partitions_of
 from penstock.kinds.change_reading import BOUNDS, LSN_MAX, SIZES, as_changing, encode_request, has_feed, no_feed
 from penstock.kinds.changes import CHANGES, Changing, FeedKeeping, feed_schema
 from penstock.lsm.maintenance import COMPANION
@@ -78,9 +78,15 @@ class FeedStream(Streamable):
     def sequence_key(self, sequence: int) -> bytes:
         return sequence.to_bytes(8, "big")
 
-    def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
+    def move(
+        self,
+        info: TableInfo,
+        consumer: str,
+        ranges: Sequence[tuple[int, int, int]],
+        counts: BatchCounts = BatchCounts(),  # noqa: B008 - immutable
+    ) -> tuple[str, bytes]:
         rows = [(self._row_shards + shard, start, end) for shard, start, end in ranges]
-        return MOVE, argument(info.table_id, Move(consumer, rows))
+        return MOVE, argument(info.table_id, Move(consumer, rows, counts))
 
     def range_query(self, ranges: Sequence[tuple[int, int, int]], *, skip: bool) -> tuple[str, bytes]:
         """Return the query that reads the commits [start, end) of each (shard, start, end), and its argument."""

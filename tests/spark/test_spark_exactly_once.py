@@ -28,6 +28,7 @@ from penstock.errors import PositionConflict
 from penstock.journal.partitions import shard_of
 from penstock.partition import ledger
 from penstock.protocol import wire
+from penstock.queue.calls import StreamTotals
 from penstock.spark.streaming import start_option
 from penstock.store.batch import StoreBatch
 from penstock.store.store import Store
@@ -57,6 +58,12 @@ class Input:
         rows = [(keys[place % len(keys)], b"%d" % (first + place) + b"." * size) for place in range(count)]
         self.events.put_many([payload for _, payload in rows], keys=[key for key, _ in rows], durable=True)
         self.put += rows
+
+    def totals(self) -> StreamTotals:
+        """Return what the owner counted of consumer c."""
+        (found,) = [one.stream for one in self.events.consumers() if one.name == "c"]
+        assert found is not None
+        return found
 
     def feed_broken(self, count: int) -> None:
         payloads = [b"broken %d" % (len(self.broken) + number) for number in range(count)]
@@ -149,6 +156,9 @@ def test_checkpoints_lost_and_restored(spark: Any, folder: str, given: Input, tm
     given.feed(100, BY_SHARD[1])
     told = run(spark, folder, checkpoint, tables, max_rows=150)
     assert told.rows_in == 100
+    assert told.skipped > 0
+    counted = given.totals()
+    assert (counted.rows_in, counted.duplicates) == (1_100, told.skipped)
     given.check(tables)
     assert run(spark, folder, checkpoint, tables).rows_in == 0
     given.check(tables)
@@ -243,6 +253,9 @@ def test_an_answer_that_is_lost(
     )
     assert again.duplicate
     given.check(tables)
+    counted = given.totals()  # the ledger refused two: the commit that was sent again, and the second one
+    assert (counted.batches, counted.rows_in, counted.duplicates) == (1, 4_000, 2)
+    assert counted.rows_out + counted.dead == sum(done.rows.values())
 
 
 def test_commits_by_hand(spark: Any, folder: str, given: Input) -> None:

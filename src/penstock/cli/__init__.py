@@ -17,6 +17,7 @@ output, formatting, plot, logs   what is printed
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -32,6 +33,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command; a Penstock error prints one line."""
+    _open_closed_streams()
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not behind nohup
     if interruptible:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt during the imports just ends this process
@@ -53,7 +55,32 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output, like `head`, closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush goes nowhere
         code = 0
+    except OSError as error:  # of a file that the command was given, or of its output; a store's own are translated
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"penstock: {where}{error.strerror or error}", file=sys.stderr)
+        code = os_exit_code(error)
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Give closed standard streams to /dev/null: the next file to be opened would get the number of one of them."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for as long as the process runs
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        stream.reconfigure(encoding="utf-8", errors=errors)  # type: ignore[union-attr]  # in any locale: data are UTF-8
+
+
+def os_exit_code(error: OSError) -> int:
+    """Return the exit code of an error of the operating system: that of a full disk, or of a wrong call."""
+    return TRY_LATER if error.errno in (errno.ENOSPC, errno.EDQUOT) else 2
 
 
 def exit_code(error: Exception) -> int:

@@ -114,6 +114,8 @@ def init(
     if len(hosts) not in {1, 3, 5}:
         raise Invalid(f"{len(hosts)} members: give three, or one or five")
     Masters(masters, hosts)
+    if (folder / "STORE").exists():
+        raise Invalid(f"{folder} is a store: give a new folder for the files of the cluster; --from brings a store in")
     random = system_random()
     token = random.randbytes(24).hex()
     identity = random.randbytes(16)

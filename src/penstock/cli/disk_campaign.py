@@ -99,7 +99,8 @@ def _second_owner(place: str) -> int:
 def _kill_once(place: Path) -> int:
     """Let a child write, kill it; return the last number that it was told is durable."""
     command = [sys.executable, "-m", "penstock.cli.disk_campaign", str(place / "store")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    # In a session of its own: a terminal's Ctrl-C is for this process, which kills the child.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
         assert child.stdout is not None
         try:
             first = child.stdout.readline()  # it is at work

@@ -8,6 +8,7 @@ Invariants: (1) a formatted value is one printable line, so data can neither mov
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -19,7 +20,21 @@ import pyarrow as pa
 from penstock.errors import Invalid
 from penstock.kv.ranges import parse_key
 
-parse_bytes = parse_key
+
+def parse_bytes(text: str) -> bytes:
+    """Return the bytes of an argument: as the shell passed it, or 0x and hexadecimal digits."""
+    try:
+        return parse_key(text)
+    except UnicodeEncodeError:  # what is not text in this locale, Python passes as surrogates
+        return os.fsencode(text)
+
+
+def parse_text(text: str) -> str:
+    """Return an argument as text, which is UTF-8 in any locale."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeDecodeError:
+        raise Invalid("an argument is not UTF-8 text, which this table holds") from None
 
 
 def format_value(value: Any) -> str:

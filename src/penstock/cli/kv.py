@@ -8,6 +8,7 @@ Thread: one.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -15,11 +16,13 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.app import app
-from penstock.cli.formatting import parse_bytes, parse_value
+from penstock.cli.formatting import format_value, parse_bytes, parse_text, parse_value
 from penstock.cli.output import first_of
 from penstock.cli.session import Limit, Name, Session, command
 from penstock.errors import NotFound
+from penstock.lsm.rows import VALUE_BYTES_MAX
 
+SHOWN = 100  # letters of a key in an error
 Key = Annotated[str, typer.Argument(help="a key: text, or 0x and hexadecimal digits")]
 
 
@@ -28,16 +31,22 @@ def _table(session: Session, name: str) -> Any:
 
 
 def _key(table: Any, text: str) -> Any:
-    return text if table.schema.field("key").type == "string" else parse_bytes(text)
+    return parse_text(text) if table.schema.field("key").type == "string" else parse_bytes(text)
+
+
+def _shown(key: Any) -> str:
+    text = format_value(key)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 @command(app)
 def get(session: Session, table: Name, key: Key) -> None:
     """Print the value of a key; byte for byte where the output is no terminal."""
     kv = _table(session, table)
-    value = kv.get(_key(kv, key))
-    if value is None and _key(kv, key) not in kv:
-        raise NotFound(f"there is no key {key} in {table}")
+    wanted = _key(kv, key)
+    value = kv.get(wanted)
+    if value is None and wanted not in kv:
+        raise NotFound(f"there is no key {_shown(wanted)} in {table}")
     session.out.value(value)
 
 
@@ -52,19 +61,21 @@ def put(
     kv = _table(session, table)
     kind, declared = kv.schema.field("value").type, kv.value_type
     if value == "-":
-        given = sys.stdin.buffer.read()
+        given = sys.stdin.buffer.read(VALUE_BYTES_MAX + 1)  # one more is refused, also of an input that never ends
     else:
-        given = parse_bytes(value) if declared == "bytes" else value.encode("utf-8", "surrogateescape")
-    kv.put(_key(kv, key), parse_value(given, kind, declared), durable=True)
-    session.out.done("written, and durable", table=table, key=key)
+        given = parse_bytes(value) if declared == "bytes" else os.fsencode(value)
+    written = _key(kv, key)
+    kv.put(written, parse_value(given, kind, declared), durable=True)
+    session.out.done("written, and durable", table=table, key=written)
 
 
 @command(app)
 def delete(session: Session, table: Name, key: Key) -> None:
     """Remove a key of a kv table, durably."""
     kv = _table(session, table)
-    kv.delete(_key(kv, key), durable=True)
-    session.out.done("deleted, and durable", table=table, key=key)
+    deleted = _key(kv, key)
+    kv.delete(deleted, durable=True)
+    session.out.done("deleted, and durable", table=table, key=deleted)
 
 
 @command(app)

@@ -8,6 +8,7 @@ memory.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -32,6 +33,8 @@ class Output:
     def __init__(self, *, json: bool) -> None:
         self.json = json
         self.terminal = sys.stdout.isatty()
+        self.draws = self.terminal and os.environ.get("TERM") != "dumb"  # it understands more than lines of text
+        self.color = self.draws and not os.environ.get("NO_COLOR")
 
     def limit(self, given: int | None) -> int | None:
         """Return how many rows to print: what is given (0: all); else 20 at a terminal, and all for a program."""
@@ -71,7 +74,8 @@ class Output:
         while page := [tuple(map(format_value, row)) for row in islice(rows, PAGE_ROWS)]:
             widths = [max(map(len, cells)) for cells in zip(columns, *page, strict=True)]
             if heading:
-                print(f"\x1b[1m{_line(columns, widths)}\x1b[0m")
+                head = _line(columns, widths)
+                print(f"\x1b[1m{head}\x1b[0m" if self.color else head)
                 heading = False
             for row in page:
                 print(_line(row, widths))

@@ -37,6 +37,10 @@ def run() -> int:
     """Run the command of this process; return its exit code. Wrong use is `Invalid`, in one line."""
     try:
         code = app(standalone_mode=False, prog_name="penstock")
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # typer ends so, with 1
+            raise ended.__context__ from None
+        raise
     except typer.Abort:  # the answer to a question was no, or there was none
         print("penstock: nothing was changed", file=sys.stderr)
         return 1

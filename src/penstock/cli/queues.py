@@ -18,6 +18,7 @@ from penstock.cli.output import first_of, note
 from penstock.cli.session import Limit, Name, Session, command
 from penstock.errors import Invalid
 from penstock.host.waiting import pause
+from penstock.lsm.rows import VALUE_BYTES_MAX
 
 queue_group = group("queue", "Messages of a queue, and its consumers.")
 
@@ -54,8 +55,16 @@ def put_message(
 
 
 def _line_batches() -> Iterator[list[bytes]]:
-    while lines := [line.removesuffix(b"\n") for line in sys.stdin.buffer.readlines(1 << 20)]:
-        yield lines
+    """Yield the lines of stdin as they come; `Invalid` for one that is too long, also if it never ends."""
+    rest = b""
+    while data := sys.stdin.buffer.read1(1 << 20):
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > VALUE_BYTES_MAX:
+            raise Invalid(f"a line of stdin has more than {VALUE_BYTES_MAX:,} bytes, which no message may have")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
 
 
 def _messages(table: Any, start: dict[int, int]) -> Iterator[Any]:
@@ -121,18 +130,21 @@ def dump(
         sys.stdout.buffer.write(message.payload + b"\n")
 
 
-_CONSUMER = ("consumer", "mode", "lag", "leased", "positions", "seen")
+_TOTALS = ("batches", "rows_in", "rows_out", "dead", "duplicates")  # of streams
+_CONSUMER = ("consumer", "mode", "lag", "leased", "positions", "seen", *_TOTALS)
 
 
 @command(queue_group)
 def consumers(session: Session, queue: Name) -> None:
-    """List the consumers of a queue: their lag, their positions, and when they were last seen."""
+    """List the consumers of a queue: their lag, positions, when they were seen, and what their streams did."""
     session.out.rows(_CONSUMER, map(_consumer, _queue(session, queue).consumers()))
 
 
 def _consumer(one: Any) -> tuple[Any, ...]:
     seen = None if one.last_seen_us is None else datetime.fromtimestamp(one.last_seen_us / 1e6, UTC)
-    return one.name, one.mode, one.lag, one.leased, {str(shard): at for shard, at in one.position.items()}, seen
+    positions = {str(shard): at for shard, at in one.position.items()}
+    totals = [None if one.stream is None else getattr(one.stream, name) for name in _TOTALS]
+    return one.name, one.mode, one.lag, one.leased, positions, seen, *totals
 
 
 @command(app, "consumers")

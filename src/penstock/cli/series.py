@@ -115,12 +115,12 @@ def query(  # noqa: PLR0917 - typer reads the signature
         chosen = max(1.0, math.ceil((until - since).total_seconds() / 72)) if step is None else step
         found = series.query_range(promql, since, until, chosen)
         if session.out.terminal and not session.out.json:
-            _draw(found)
+            _draw(found, color=session.out.color)
             return
     session.out.rows(COLUMNS, _samples(iter(found.to_batches())), limit=session.out.limit(limit))
 
 
-def _draw(found: pa.Table) -> None:
+def _draw(found: pa.Table, *, color: bool) -> None:
     """Draw the first lines of a result; say how many were left out."""
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for metric, labels, time, value in _samples(iter(found.to_batches())):
@@ -132,10 +132,11 @@ def _draw(found: pa.Table) -> None:
     size = shutil.get_terminal_size()
     arrays = [(np.array(times), np.array(values)) for _, (times, values) in drawn]
     for text in plot(
-        arrays, width=max(20, min(size.columns - 14, 120)), height=max(6, min(size.lines - 10, 16)), color=True
+        arrays, width=max(20, min(size.columns - 14, 120)), height=max(6, min(size.lines - 10, 16)), color=color
     ):
         print(text)
     for number, (name, _) in enumerate(drawn):
-        print(f"\x1b[{COLORS[number % len(COLORS)]}m━\x1b[0m {format_value(name)}")
+        mark = f"\x1b[{COLORS[number % len(COLORS)]}m━\x1b[0m" if color else "━"
+        print(f"{mark} {format_value(name)}")
     if len(lines) > len(drawn):
         print(f"and {len(lines) - len(drawn):,} more: narrow the query, or print it with --json")

@@ -26,7 +26,8 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 Name = Annotated[str, typer.Argument(help="a table")]
 Limit = Annotated[
-    int | None, typer.Option(min=0, help="the most rows to print; 0: all. Default: 20 at a terminal, else all")
+    int | None,
+    typer.Option(min=0, max=1 << 40, help="the most rows to print; 0: all. Default: 20 at a terminal, else all"),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 
@@ -67,6 +68,8 @@ class Session:
         except NotFound as error:
             if served or (self.folder / "STORE").exists():
                 raise
+            if self.folder.is_file():
+                raise Invalid(f"{self.address} is a file, not the folder of a store: give another path") from None
             raise NotFound(f"there is no store in {self.address}: give another path, or see penstock init") from error
         return self._ends.enter_context(connection)
 

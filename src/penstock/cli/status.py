@@ -50,6 +50,9 @@ class ConsumerLine:
     lag: int
     leased: int
     seen: datetime | None
+    rows_in: int | None  # this and the next ones of the streams that move it
+    rows_out: int | None
+    duplicates: int | None
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,10 @@ def read_page(store: penstock.RemoteStore, address: str) -> Page:
 
 def _consumer(queue: str, one: Any) -> ConsumerLine:
     seen = None if one.last_seen_us is None else datetime.fromtimestamp(one.last_seen_us / 1e6, UTC)
-    return ConsumerLine(queue, one.name, one.lag, one.leased, seen)
+    rows_in, rows_out, duplicates = (None,) * 3
+    if one.stream is not None:
+        rows_in, rows_out, duplicates = one.stream.rows_in, one.stream.rows_out, one.stream.duplicates
+    return ConsumerLine(queue, one.name, one.lag, one.leased, seen, rows_in, rows_out, duplicates)
 
 
 @command(app)
@@ -100,7 +106,7 @@ def status(session: Session) -> None:
     if session.out.json:
         session.out.document(page_fields(page))
     else:
-        for line in page_lines(page, None, 0.0, color=session.out.terminal):
+        for line in page_lines(page, None, 0.0, color=session.out.color):
             print(line)
     if not page.well:
         raise typer.Exit(1)
@@ -118,20 +124,20 @@ def top(
     try:
         _watch(session, every_s, count)
     finally:
-        if session.out.terminal and not session.out.json:
+        if session.out.draws and not session.out.json:
             print()  # the prompt comes below the page
 
 
 def _watch(session: Session, every_s: float, count: int) -> None:
-    clock, terminal = SystemClock(), session.out.terminal
+    clock, draws = SystemClock(), session.out.draws
     before, moment, looks = None, clock.monotonic_s(), 0
     while True:
         page, now = read_page(session.store, session.address), clock.monotonic_s()
         if session.out.json:
             session.out.document(page_fields(page))
         else:
-            lines = page_lines(page, before, now - moment, color=terminal, urgent_first=True)
-            print(screen(lines) if terminal else "\n".join(lines), end="" if terminal else "\n", flush=True)
+            lines = page_lines(page, before, now - moment, color=session.out.color, urgent_first=True)
+            print(screen(lines) if draws else "\n".join(lines), end="" if draws else "\n", flush=True)
         before, moment, looks = page, now, looks + 1
         if looks == count:
             return
@@ -181,8 +187,12 @@ def page_lines(
         _tables(page.tables, style) if page.tables else ["none: see `penstock table create`"]
     )
     if page.consumers:
-        rows = [("queue", "consumer", "lag", "leased", "seen")]
-        rows += [(c.queue, c.consumer, f"{c.lag:,}", f"{c.leased:,}", _ago(c.seen)) for c in page.consumers]
+        rows = [("queue", "consumer", "lag", "leased", "rows in", "rows out", "duplicates", "seen")]
+        for c in page.consumers:
+            counts = ["" if count is None else f"{count:,}" for count in (c.rows_in, c.rows_out, c.duplicates)]
+            rows.append((c.queue, c.consumer, f"{c.lag:,}", f"{c.leased:,}", *counts, _ago(c.seen)))
+        if all(c.rows_in is None for c in page.consumers):  # no streams
+            rows = [(*row[:4], row[-1]) for row in rows]
         lines += ["", style("consumers", BOLD), *_aligned(rows)]
     wrong = [*([numbers.error] if numbers.error else []), *page.troubles, *_errors(page.tables)]
     urgent = ["", style("what is wrong", BOLD, RED), *map(format_value, wrong)] if wrong else []

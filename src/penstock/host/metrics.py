@@ -5,7 +5,7 @@ between exports. Every name begins with `penstock_`. A store has its own `Metric
 added up.
 
 Thread: any. A `Histogram` is observed by one thread at a time; any thread reads it.
-Invariant: labels are bounded: names of tables, shards, tasks and the like, never keys.
+Invariant: labels are bounded: names of tables, shards, tasks, some consumers and the like, never keys.
 """
 
 from __future__ import annotations

@@ -38,12 +38,13 @@ NEWEST = 120  # samples of the history that a new page gets all of; of older one
 STRIDE = 6
 HISTORY_ROWS_MAX = 5_000  # tables and consumers in all samples that a new page gets: a few megabytes
 Sample: TypeAlias = dict[str, Any]
+Metric: TypeAlias = tuple[str, dict[str, str], float]
 _LINE = re.compile(r"penstock_(\w+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 
 
-def parse_metrics(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+def parse_metrics(text: str) -> Iterator[Metric]:
     """Yield (name without prefix, labels, value) of each line of Prometheus' text format."""
     for line in text.splitlines():
         found = _LINE.match(line)
@@ -66,7 +67,6 @@ class StoreReader:
         self._count = 0
         self._sizes: dict[str, Sample] = {}  # by table, of the last look
         self._consumers: list[Sample] = []
-        self._streams: dict[tuple[str, str], Sample] = {}
 
     def read(self) -> Sample:
         """Return a sample; if the store does not answer, one that says so."""
@@ -82,7 +82,8 @@ class StoreReader:
         if self._count % SIZES_EVERY == 0 or {info.name for info in infos} != set(self._sizes):
             self._look(infos, now_us)
         self._count += 1
-        flows, by_table = _flows(parse_metrics(self._store.metrics.exposition()))
+        metrics = list(parse_metrics(self._store.metrics.exposition()))
+        flows, by_table = _flows(metrics)
         tables = [self._table(info, numbers.partitions, by_table.get(info.name, {})) for info in infos]
         whole = {name: value for name, value in asdict(numbers).items() if name != "partitions"}
         return {
@@ -90,8 +91,7 @@ class StoreReader:
             "store": whole,
             "flows": flows,
             "tables": tables,
-            "consumers": self._consumers,
-            "streams": list(self._streams.values()),
+            "consumers": _with_totals(self._consumers, metrics),
             "troubles": [_fields(one) for one in self._store.troubles()[:100]],
         }
 
@@ -127,11 +127,9 @@ class StoreReader:
             except PenstockError as failed:
                 sizes[info.name] = {"error": str(failed)}
         self._sizes, self._consumers = sizes, consumers
-        known = {(one["queue"], one["name"]) for one in consumers}
-        self._streams = {key: some for key, some in self._streams.items() if key in known}
 
     def _consumer(self, table: Any, one: Any, now_us: int, number: int) -> Sample:
-        read = {
+        return {
             "queue": table.name,
             "name": one.name,
             "mode": one.mode,
@@ -140,22 +138,8 @@ class StoreReader:
             "position": {str(shard): at for shard, at in one.position.items()},
             "seen": None if one.last_seen_us is None else one.last_seen_us / 1e6,
             "lag_s": None if number >= LAGS_MAX else _lag_s(table, one, now_us),
+            "stream": None if one.stream is None else _fields(one.stream),
         }
-        if one.mode == "streamed":
-            self._note_stream(read, now_us)
-        return read
-
-    def _note_stream(self, consumer: Sample, now_us: int) -> None:
-        """Count what a stream did since the first look at it: its position moves with each batch that it commits."""
-        at = sum(consumer["position"].values())
-        key = consumer["queue"], consumer["name"]
-        stream = self._streams.setdefault(
-            key,
-            {"queue": key[0], "name": key[1], "first": at, "at": at, "since": now_us / 1e6, "moves": 0, "moved": None},
-        )
-        if at != stream["at"]:
-            stream |= {"at": at, "moves": stream["moves"] + 1, "moved": now_us / 1e6}
-            self._streams[key] = stream
 
 
 def _lag_s(table: Any, one: Any, now_us: int) -> float | None:
@@ -204,7 +188,20 @@ _BY = {
 _OF_TABLE = {"memtable_flushed_bytes_total": "flushed", "compacted_bytes_total": "compacted", "tree_stall": "stall"}
 
 
-def _flows(metrics: Iterator[tuple[str, dict[str, str], float]]) -> tuple[Sample, dict[str, Sample]]:
+def _with_totals(consumers: list[Sample], metrics: list[Metric]) -> list[Sample]:
+    """Return consumers with the totals of their streams as of now, not of the last look at consumers."""
+    totals: dict[tuple[str, str], Sample] = {}
+    for name, labels, value in metrics:
+        if name.startswith("stream_") and labels.get("reads") == "messages":
+            of = totals.setdefault((labels["table"], labels["consumer"]), {})
+            of[name.removeprefix("stream_").removesuffix("_total")] = int(value)
+    return [
+        {**one, "stream": one["stream"] | totals.get((one["queue"], one["name"]), {})} if one["stream"] else one
+        for one in consumers
+    ]
+
+
+def _flows(metrics: list[Metric]) -> tuple[Sample, dict[str, Sample]]:
     """Return the metrics of a sample, of the store and by table."""
     flows: Sample = {"fsync": {}}
     by_table: dict[str, Sample] = {}
@@ -236,7 +233,6 @@ def visible(sample: Sample, rights: Rights) -> Sample:
         **sample,
         "tables": [one for one in sample["tables"] if rights.allows(READ, one["name"])],
         "consumers": [one for one in sample["consumers"] if rights.allows(READ, one["queue"])],
-        "streams": [one for one in sample["streams"] if rights.allows(READ, one["queue"])],
         "troubles": [one for one in sample["troubles"] if rights.allows(READ, one["table"])],
     }
 

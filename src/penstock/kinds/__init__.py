@@ -9,6 +9,7 @@ A kind is a small core, `Kind`, and capabilities. The other packages ask for a c
     FileReadable   ranges are read from files, without the owner          Spark reads, verify
     RowConditional writes that depend on the LSNs of rows                 compare and set
     Queryable      reads that are not by key: a selector, a top-k search  `Reading.query`
+    Countable      its shards are counted without a snapshot              statistics of clients
     Selectable     a selector is read in ranges of keys                   Spark reads
     Derived        tables are computed from others by jobs                rollups
     Serviced       the owner does more for a table than read and write    leases, retention
@@ -27,6 +28,9 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
 """
 
 from penstock.kinds.capabilities import (
+    STATISTICS,
+    BatchCounts,
+    Countable,
     Derivation,
     Derived,
     ExpectedRow,
@@ -87,8 +91,11 @@ __all__ = [
     "QUERY_BYTES_MAX",
     "QUERY_S",
     "QUERY_S_MAX",
+    "STATISTICS",
+    "BatchCounts",
     "BuildContext",
     "Conditional",
+    "Countable",
     "Derivation",
     "Derived",
     "ExpectedRow",

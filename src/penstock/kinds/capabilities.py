@@ -7,7 +7,7 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
@@ -16,7 +16,7 @@ from penstock.errors import KindMismatch, PenstockError
 from penstock.host.clock import Clock
 from penstock.host.files import FileSystem
 from penstock.journal.partitions import PartitionId
-from penstock.kinds.core import Kind
+from penstock.kinds.core import Kind, ShardSnapshot
 from penstock.kinds.port import BuildContext, Piece, Port
 from penstock.manifest.records import JobKind
 from penstock.partition.ledger import TableInfo
@@ -47,6 +47,14 @@ class StreamSource(Protocol):
         """Return how many rows a consumer has not acknowledged."""
 
 
+class BatchCounts(NamedTuple):
+    """What a stream says of a batch that it commits; the owner adds it up for each consumer."""
+
+    rows_out: int = 0  # written, dead letters apart
+    dead: int = 0  # letters
+    skipped: int = 0  # batches since its last commit that it found committed before
+
+
 @runtime_checkable
 class Streamable(Protocol):
     """Rows of a table have positions, and a group can move a consumer's position."""
@@ -59,7 +67,13 @@ class Streamable(Protocol):
     def sequence_key(self, sequence: int) -> bytes:
         """Return the scan key of a row's sequence."""
 
-    def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
+    def move(
+        self,
+        info: TableInfo,
+        consumer: str,
+        ranges: Sequence[tuple[int, int, int]],
+        counts: BatchCounts = BatchCounts(),  # noqa: B008 - immutable
+    ) -> tuple[str, bytes]:
         """Return the condition that moves a consumer from start to end in each (shard, start, end)."""
 
 
@@ -218,6 +232,17 @@ class Queryable(Protocol):
         """
 
 
+STATISTICS = "statistics"  # the query that counts rows, files and bytes of a table, if its kind has one
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """A state machine whose rows can be counted as they are: a snapshot would freeze its memtable."""
+
+    def present(self) -> ShardSnapshot:
+        """Return the current state, which may change while it is read: for the query STATISTICS of clients."""
+
+
 class TableService(Protocol):
     """What the owner does for one table beyond reading and writing. Created on first use."""
 
@@ -268,6 +293,9 @@ class Host(Protocol):
 
     def ledger_rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Return the ledger rows whose keys begin with `prefix`."""
+
+    def stream_totals(self, info: TableInfo) -> Mapping[str, Any]:
+        """Return what the streams of each consumer of a queue did since the store was made."""
 
     def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
         """Call `act`, which must be quick, whenever records were applied. Call the result to unsubscribe."""

@@ -74,6 +74,9 @@ class KvMachine(TreeMachine):
         rows = self.tree.snapshot()
         return KvState(self._descriptor.partition, rows, None if self.feed is None else self.feed.snapshot(rows.lsn))
 
+    def present(self) -> KvState:
+        return KvState(self._descriptor.partition, self.tree.present())
+
     def row(self, key: bytes) -> tuple[bytes, int] | None:
         return self.tree.row(key)
 

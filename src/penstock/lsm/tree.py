@@ -121,6 +121,13 @@ class Tree:
             self._snapshots.add(snapshot)
             return snapshot
 
+    def present(self) -> Snapshot:
+        """Return the current state without freezing it, for counts: rows that are written meanwhile may be seen."""
+        with self._lock:
+            snapshot = Snapshot(self._version, self._now_us(), self._forget_snapshot)
+            self._snapshots.add(snapshot)
+            return snapshot
+
     def _forget_snapshot(self, snapshot: Snapshot) -> None:
         with self._lock:
             self._snapshots.discard(snapshot)

@@ -28,7 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.errors import Invalid, StoreLocked, WaitExpired
+from penstock.errors import CorruptionError, Invalid, StoreLocked, WaitExpired
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.files import FileSystem, Lock
 from penstock.host.waiting import Retries
@@ -64,8 +64,12 @@ _answers = msgspec.json.Decoder(Answer)
 
 
 def has_store(path: str) -> bool:
-    """Whether there is a store in a folder."""
-    return os.path.exists(f"{path}/STORE")
+    """Whether there is a store in a folder; `CorruptionError` if it lost its identity, which is written first."""
+    if os.path.exists(f"{path}/STORE"):
+        return True
+    if os.path.isfile(f"{path}/manifest") and os.path.isdir(f"{path}/journal"):
+        raise CorruptionError(f"{path}/STORE", 0, "the store's identity is missing, although it has a manifest")
+    return False
 
 
 # -- sockets

@@ -79,6 +79,20 @@ class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
     lag: int  # number of messages that are not acknowledged
 
 
+class StreamTotals(msgspec.Struct, frozen=True, array_like=True):
+    """What the streams of a consumer did since the store was made.
+
+    >>> [consumer.stream for consumer in store.queue("events").consumers()]  # none is moved by a stream
+    [None]
+    """
+
+    batches: int = 0  # committed
+    rows_in: int = 0  # messages that they read
+    rows_out: int = 0  # rows that they wrote, dead letters apart
+    dead: int = 0  # letters that they wrote
+    duplicates: int = 0  # batches that were committed before, and not written again
+
+
 class ConsumerSummary(msgspec.Struct, frozen=True, array_like=True):
     """A consumer of a queue at one moment.
 
@@ -93,6 +107,7 @@ class ConsumerSummary(msgspec.Struct, frozen=True, array_like=True):
     lag: int  # number of messages that are not acknowledged
     leased: int  # number of messages that it holds under leases
     last_seen_us: int | None  # when it last got or acknowledged messages; None: not since the store was opened
+    stream: StreamTotals | None = None  # of a consumer that streams move
 
 
 class QueueTotals(msgspec.Struct, frozen=True, array_like=True):

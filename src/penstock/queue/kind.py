@@ -13,6 +13,7 @@ from penstock.arguments import flag, in_short
 from penstock.errors import CorruptionError, Invalid, KindMismatch, LeaseLost, PenstockError, PositionConflict
 from penstock.host.files import FileSystem
 from penstock.kinds import (
+    BatchCounts,
     BuildContext,
     FileKeeping,
     FileReadable,
@@ -164,8 +165,14 @@ class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced,
     def sequence_key(self, sequence: int) -> bytes:
         return KEY.pack(sequence)
 
-    def move(self, info: TableInfo, consumer: str, ranges: Sequence[tuple[int, int, int]]) -> tuple[str, bytes]:
-        return MOVE, argument(info.table_id, Move(consumer, list(ranges)))
+    def move(
+        self,
+        info: TableInfo,
+        consumer: str,
+        ranges: Sequence[tuple[int, int, int]],
+        counts: BatchCounts = BatchCounts(),  # noqa: B008 - immutable
+    ) -> tuple[str, bytes]:
+        return MOVE, argument(info.table_id, Move(consumer, list(ranges), counts))
 
     def table(self, port: Port, info: TableInfo, *, durable: bool) -> QueueTable:
         return QueueTable(port, info, durable=durable)

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import CorruptionError, Invalid
+from penstock.kinds import BatchCounts
 from penstock.partition.ledger import KindCondition, Verdict, kind_rows
 
 if TYPE_CHECKING:
@@ -96,10 +97,11 @@ class Ack(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """(shard, start, end) for each shard."""
+    """(shard, start, end) for each shard, and what the stream counted, which changes no verdict."""
 
     consumer: str
     ranges: list[tuple[int, int, int]]
+    counts: BatchCounts = BatchCounts()
 
 
 class Deliver(msgspec.Struct, frozen=True, array_like=True):

@@ -23,6 +23,7 @@ from penstock.queue.calls import (
     QueueCall,
     QueueTotals,
     ShardBounds,
+    StreamTotals,
     decode_call,
 )
 from penstock.queue.delivery import Deliveries
@@ -180,13 +181,14 @@ class QueueService:
     def _consumers(self, call: QueueCall) -> list[ConsumerSummary]:
         """Return all consumers that have a position, or that were seen since the store was opened."""
         bounds, (seen, leased) = self._bounds(call), self._deliveries.activity()
+        totals = self._host.stream_totals(self._info)
         by_name: dict[str, dict[int, ConsumerPosition]] = {name: {} for name in seen}
         for place in self._positions(call):
             by_name.setdefault(place.consumer, {})[place.shard] = place
         return [
             ConsumerSummary(
                 name,
-                next((place.mode for place in places.values()), "new"),
+                mode := next((place.mode for place in places.values()), "new"),
                 {shard: places[shard].floor if shard in places else each.first for shard, each in enumerate(bounds)},
                 sum(
                     places[shard].lag if shard in places else each.next - each.first
@@ -194,6 +196,7 @@ class QueueService:
                 ),
                 leased.get(name, 0),
                 seen.get(name),
+                totals.get(name, StreamTotals()) if mode == "streamed" else None,
             )
             for name, places in sorted(by_name.items())
         ]

@@ -130,6 +130,8 @@ def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bo
         numbers = [(shard, [first, *(at for some in ranges for at in some)]) for shard, first, ranges in messages]
     elif isinstance(request, Move):
         numbers = [(shard, [start, end]) for shard, start, end in request.ranges]
+        if any(not 0 <= count < SEQUENCE_MAX for count in request.counts):
+            raise Invalid("a count of a stream's batch is out of range")
     elif isinstance(request, Seek):
         numbers = [(shard, [sequence]) for shard, sequence in request.positions]
     elif isinstance(request, ForgetConsumer) and request.shards != info.shards:

@@ -173,6 +173,9 @@ class SeriesMachine(TreeMachine):
         feed = None if self.feed is None else self.feed.snapshot(rows.lsn)
         return SeriesState(self._descriptor.partition, rows, self.options, feed=feed)
 
+    def present(self) -> SeriesState:
+        return SeriesState(self._descriptor.partition, self.tree.present(), self.options)
+
     def overlay(self, state: SeriesState, sections: Sequence[SeriesSection], time_us: int) -> SeriesState:
         draft = self._draft(SeriesIds(), state.snapshot, sections, ALL_LATER)
         rows = SeriesMemtable()

@@ -24,7 +24,7 @@ from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import absolute
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, shard_number, table_of
-from penstock.kinds import Reading, as_serviced, partitions_of
+from penstock.kinds import STATISTICS, Reading, as_serviced, partitions_of
 from penstock.lsm.manual_compaction import CompactionReport
 from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, check_token
@@ -458,7 +458,8 @@ class Gateway:
         if isinstance(request, wire.RunQuery):
             info = self._table(reading, request.table, 0, READ, rights)
             check_query(info, request.name, request.argument, request.timeout_s)  # before it holds anything
-            moment = stack.enter_context(reading.moment(partitions_of(info)))
+            counts = request.name == STATISTICS and reading is self._applied
+            moment = stack.enter_context(self._applied.counted(info) if counts else reading.moment(partitions_of(info)))
             return unnumbered(moment.query(info, request.name, request.argument, timeout_s=request.timeout_s))
         if isinstance(request, wire.ScanRanges):
             return scan_ranges(*self._ranges(reading, request.ranges, rights, stack))

@@ -34,7 +34,7 @@ from penstock.feeds import FeedStream, stream_of
 from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import Retries
-from penstock.kinds import StreamColumns
+from penstock.kinds import BatchCounts, StreamColumns
 from penstock.protocol.wire import SourceState
 from penstock.spark.broken_records import BrokenRecords
 from penstock.spark.committing import move_condition, prepare, use, within
@@ -100,6 +100,7 @@ class BatchRunner:
         self.error: Exception | None = None  # why the stream ended
         self._turn = threading.Lock()  # held while a batch runs
         self._stopping = False
+        self._told = 0  # of the batches that were skipped, those that the owner knows
         self._at: Offsets | None = None  # the consumer's position after this driver's last commit
         self._search_tag = f"penstock-search-{uuid.uuid4()}"  # of Spark's jobs that `stop` cancels
         self._broken: BrokenRecords | None = None  # with a dead-letter queue
@@ -301,20 +302,22 @@ class BatchRunner:
         moved = [shard for shard in end if start[shard] < end[shard]]
         with self._source.store().batch() as group:
             rows = use(group, plan.tables, encoded)
+            dead = 0 if self._dead is None else rows.get(self._dead, 0)
+            counts = BatchCounts(sum(rows.values()) - dead, dead, self.progress.skipped - self._told)
             ranges, changes = (_only(start, moved), _only(end, moved)), self._source.changes
-            group.require(*move_condition(source.table, self._consumer, *ranges, changes=changes))
+            group.require(*move_condition(source.table, self._consumer, *ranges, changes=changes, counts=counts))
         if group.duplicate:  # the consumer was at `start` when the batch began
             raise PositionConflict(
                 f"consumer {self._consumer} is past a batch that this driver was writing: another driver took over, "
                 "so this one stops"
             )
+        self._told = self.progress.skipped
         self._at = {**source.position, **_only(end, moved)}
-        dead = 0 if self._dead is None else rows.get(self._dead, 0)
         self._count(
             lag=distance(self._at, source.latest),
             batches=1,
             rows_in=distance(start, end),
-            rows_out=sum(rows.values()) - dead,
+            rows_out=counts.rows_out,
             dead=dead,
         )
         self.position = self._at  # last: `caught_up` waits for it, and the batch is counted by then

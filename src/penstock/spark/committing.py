@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from penstock.errors import FixTheCall, Invalid
 from penstock.feeds import stream_of
-from penstock.kinds import StreamColumns, as_loadable
+from penstock.kinds import BatchCounts, StreamColumns, as_loadable
 from penstock.partition.ledger import TableInfo
 from penstock.protocol.wire import SourceState
 from penstock.spark.arrow import arrow_schema
@@ -72,17 +72,22 @@ def commit(
     plan = ref.plan(tables, source=(source or "") if consumer is not None else "")
     for name, frame in tables.items():
         check_schema(plan.tables[name], frame.schema)
-    condition = None if consumer is None else _condition(plan.source, consumer, start, end)
+    if consumer is not None:
+        _condition(plan.source, consumer, start, end)  # before the rows are prepared
     encoded = prepare(plan.tables, tables)
     with ref.store().batch(token=token) as batch:
         rows = use(batch, plan.tables, encoded)
-        if condition is not None:
-            batch.require(*condition)
+        if consumer is not None:
+            batch.require(*_condition(plan.source, consumer, start, end, sum(rows.values())))
     return Committed(batch.duplicate, {} if batch.duplicate else rows)
 
 
 def _condition(
-    source: SourceState | None, consumer: str, start: Mapping[int, int] | None, end: Mapping[int, int] | None
+    source: SourceState | None,
+    consumer: str,
+    start: Mapping[int, int] | None,
+    end: Mapping[int, int] | None,
+    rows: int = 0,
 ) -> tuple[str, bytes]:
     if source is None or start is None or end is None:
         raise Invalid("with a consumer, say source= (a queue), start= and end= (sequences by shard)")
@@ -100,15 +105,21 @@ def _condition(
                 f"shard {shard} of {name} has messages [1, {last[shard]}): a batch of it "
                 f"cannot be [{start[shard]}, {end[shard]})"
             )
-    return move_condition(source.table, consumer, start, end)
+    return move_condition(source.table, consumer, start, end, counts=BatchCounts(rows))
 
 
 def move_condition(
-    info: TableInfo, consumer: str, start: Mapping[int, int], end: Mapping[int, int], *, changes: bool = False
+    info: TableInfo,
+    consumer: str,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    *,
+    changes: bool = False,
+    counts: BatchCounts = BatchCounts(),  # noqa: B008 - immutable
 ) -> tuple[str, bytes]:
     """Return the condition with which a batch moves a consumer; `changes`: of the table's change feed."""
     ranges = [(shard, start[shard], end[shard]) for shard in sorted(start)]
-    return stream_of(info, changes=changes).move(info, consumer, ranges)
+    return stream_of(info, changes=changes).move(info, consumer, ranges, counts)
 
 
 def prepare(planned: Mapping[str, PlannedTable], tables: Mapping[str, DataFrame]) -> dict[str, list[bytes]]:

@@ -5,9 +5,13 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import cast
 
 from penstock.journal.partitions import PartitionId
+from penstock.kinds import Countable, partitions_of
+from penstock.partition.ledger import TableInfo
 from penstock.store.port import LocalPort
 from penstock.store.snapshot_port import MomentReading, SnapshotPort
 
@@ -30,3 +34,17 @@ class AppliedReading(MomentReading):
 
     def snapshot_of(self, partitions: Sequence[PartitionId], *, own: bool = False) -> SnapshotPort:
         return self._port.snapshot_of(partitions, own=False)
+
+    @contextmanager
+    def counted(self, info: TableInfo) -> Iterator[SnapshotPort]:
+        """Yield a table as it is now, for its statistics: whoever watches a store must not freeze its memtables."""
+        partitions = partitions_of(info)
+        machines = {partition: self._port.machine(partition) for partition in partitions}
+        if all(isinstance(machine, Countable) for machine in machines.values()):
+            moment = self._port.present_of(cast(Mapping[PartitionId, Countable], machines))
+        else:
+            moment = self.snapshot_of(partitions)
+        try:
+            yield moment
+        finally:
+            moment.close()

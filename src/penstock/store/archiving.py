@@ -51,7 +51,7 @@ from penstock.store.archive_settings import ArchiveReport, ArchiveSettings, Evic
 from penstock.store.archive_url import read_archive_url, write_archive_url
 from penstock.store.archived_tables import ArchivedTables
 from penstock.store.backup import BackupSource
-from penstock.store.chunk_moves import ChunkMoves, ChunkRow
+from penstock.store.chunk_moves import NO_ARCHIVE, ChunkMoves, ChunkRow
 from penstock.store.object_collection import ObjectCollector
 
 logger = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class StoreArchive:
     def objects(self) -> ObjectStore:
         """Return the object store, attached; `Invalid` if there is none."""
         if self.tables.objects is None:
-            raise Invalid("this store has no archive: open it with penstock.open(path, archive='s3://bucket/prefix')")
+            raise Invalid(NO_ARCHIVE)
         if not self._attached:
             self._attach(self.tables.objects)
         return self.tables.objects

@@ -34,6 +34,11 @@ from penstock.manifest.records import ChunkEntryRecord, ChunkResidency, Evicted,
 from penstock.partition.ledger import LEDGER_TABLE
 from penstock.store.archived_tables import ArchivedTables
 
+NO_ARCHIVE = (
+    "this store has no archive: open it with penstock.open(path, archive='s3://bucket/prefix'), "
+    "or `penstock serve --archive`"
+)
+
 logger = logging.getLogger(__name__)
 
 ChunkRow = tuple[ChunkKey, ChunkEntryRecord]
@@ -68,7 +73,7 @@ class ChunkMoves:
     @property
     def _objects(self) -> ObjectStore:
         if self._archived.objects is None:
-            raise Invalid("this store has no archive: open it with penstock.open(path, archive='s3://bucket/prefix')")
+            raise Invalid(NO_ARCHIVE)
         return self._archived.objects
 
     def rows(self, table_ids: list[int]) -> Iterator[ChunkRow]:

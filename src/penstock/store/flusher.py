@@ -36,6 +36,7 @@ from penstock.partition.ledger import LEDGER, Verdict
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Reference, encode_reference
 from penstock.store.keys import StoreKeys
+from penstock.store.stream_counts import StreamCounts
 from penstock.store.tracing import Tracer
 
 T = TypeVar("T")
@@ -111,6 +112,7 @@ class StoreFlusher:
         self._noted = 0  # batches since the notes were counted
         self.journal_failures = 0
         self.journal_retries = 0
+        self.streams = StreamCounts()
         self.refused_groups = {verdict: 0 for verdict in Verdict if verdict is not Verdict.ACCEPTED}
 
     @property
@@ -239,6 +241,9 @@ class StoreFlusher:
             except ProcessLimit:
                 judgement = _retry_shortage(partial(self._dispatcher.dispatch, record, lsn, decoded))
             for group, verdict in zip(flushed_record.groups, judgement.verdicts, strict=True):
+                if group.condition and group.verdict is None:
+                    group.verdict = verdict  # first: an interrupt may lose a count, and counts nothing twice
+                    self.streams.note(group.condition, verdict)
                 group.verdict = verdict
                 if verdict is not Verdict.ACCEPTED:
                     self.refused_groups[verdict] += 1

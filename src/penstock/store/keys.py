@@ -98,7 +98,9 @@ class StoreKeys:
     def newest(self) -> int:
         """Return the version of the newest master key; `KeyMissing` if none were given."""
         if self._masters is None:
-            raise KeyMissing("there is no master key to rotate to: open the store with keys=")
+            raise KeyMissing(
+                "there is no master key to rotate to: open the store with keys=, or `penstock serve --keys`"
+            )
         return self._masters.current()
 
     def table_key(self, table_id: int) -> bytes:

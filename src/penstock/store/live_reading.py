@@ -10,14 +10,14 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import Invalid
 from penstock.host.clock import Clock
 from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import PartitionId
-from penstock.kinds import Machine, Piece
+from penstock.kinds import Countable, Machine, Piece
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.partition import Partition
 from penstock.store.conditions import is_touched
@@ -152,6 +152,12 @@ class LiveReading(MomentReading):
             for partition, machine, state, some in zip(partitions, machines, states, waiting, strict=True)
         }
         return SnapshotPort(lsn, views, {}, time_us, states, clock=self.clock)
+
+    def present_of(self, machines: Mapping[PartitionId, Countable]) -> SnapshotPort:
+        """Return shards as they are now, each at its own LSN: for counts."""
+        self._check_usable()
+        states = {partition: machine.present() for partition, machine in machines.items()}
+        return SnapshotPort(self._dispatcher.published, states, {}, self.time_us(), clock=self.clock)
 
     def pieces(self, partition: PartitionId, count: int, start: bytes = b"", end: bytes | None = None) -> list[Piece]:
         raise Invalid("pieces are read from a snapshot: take one")

@@ -6,7 +6,8 @@ Thread: any. Everything is read at each export, and nothing waits for a partitio
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from penstock.errors import PenstockError
 from penstock.host.metrics import Keep, MetricFamily, Metrics, MetricSamples, counter, gauge, histogram
@@ -18,12 +19,14 @@ from penstock.manifest.manifest import Manifest
 from penstock.manifest.recovery import RecoveredState
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import LEDGER_TABLE
+from penstock.partition.ledger import LEDGER_TABLE, TableInfo
+from penstock.queue.calls import StreamTotals
 from penstock.scheduler.task import Outcome
 from penstock.store.flusher import Coordinator, StoreFlusher
 from penstock.store.kept_metrics import KeptMetrics
 from penstock.store.reports import PartitionStatistics
 from penstock.store.statistics import PARTITION_STATES, all_partitions, applied_floor
+from penstock.store.stream_counts import totals_by_consumer
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +70,16 @@ class StoreMeter:
         self._checkpoint = checkpoint
         self._clock = clock
         export_trees(maintenance, metrics, self._table_name)
-        for source in (self._partitions, self._admission, self._journal, self._time):
+        streams = partial(flusher.streams.families, dispatcher.ledger)
+        for source in (self._partitions, self._admission, self._journal, self._time, streams):
             metrics.collect_from(source)
         self._kept = KeptMetrics(manifest, self._table_id, recovered.metrics_of)
         metrics.with_earlier = self._kept.with_earlier
+
+    def stream_totals(self, info: TableInfo) -> Mapping[str, StreamTotals]:
+        """Return what the streams of each consumer of a queue did, earlier openings included."""
+        families = self._flusher.streams.families(self._dispatcher.ledger, info)
+        return totals_by_consumer(self._kept.with_earlier(families), info.name)
 
     def save(self) -> Outcome:
         """Keep what was counted since the last time, if anything."""

@@ -188,6 +188,7 @@ class OpenedParts(WiredParts):
             recovered=self._recovered_state,
             clock=self._clock,
         )
+        self._port.totals_of = self._meter.stream_totals
         if not self.settings.background:
             return
         self._dispatcher.start_workers()

@@ -7,7 +7,7 @@ Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -112,6 +112,7 @@ class LocalPort(LiveReading):
         self._changes_refused: PenstockError | None = None  # set for good if the store was opened to be read only
         self._services = TableServices(self)
         self._service, self._running = self._services.of, self._services.known
+        self.totals_of: Callable[[TableInfo], Mapping[str, Any]] = lambda _: {}  # set once metrics are counted
         self._lock = threads.lock("local.listeners")
         self.listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
 
@@ -574,6 +575,9 @@ class LocalPort(LiveReading):
 
     def ledger_rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._dispatcher.ledger.tree.scan(prefix=prefix)
+
+    def stream_totals(self, info: TableInfo) -> Mapping[str, Any]:
+        return self.totals_of(info)
 
     def on_applied(self, act: Callable[[], None]) -> Callable[[], None]:
         with self._lock:

@@ -117,6 +117,9 @@ class VectorMachine(TreeMachine):
         feed = None if self.feed is None else self.feed.snapshot(rows.lsn)
         return VectorState(self._descriptor.partition, rows, self.options, self.live, feed)
 
+    def present(self) -> VectorState:
+        return VectorState(self._descriptor.partition, self.tree.present(), self.options, self.live)
+
     def overlay(self, state: VectorState, sections: Sequence[VectorSection], time_us: int) -> VectorState:
         draft = VectorDraft(self.options, state.snapshot, ALL_LATER)
         for section in sections:

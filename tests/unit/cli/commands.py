@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.cli import exit_code
+from penstock.cli import exit_code, os_exit_code
 from penstock.cli.program import run
 from penstock.errors import PenstockError
 
@@ -52,6 +52,9 @@ def penstock(*arguments: str, stdin: bytes = b"", terminal: bool = False) -> End
         except PenstockError as error:
             print(f"penstock: {error}", file=err)
             code = exit_code(error)
+        except OSError as error:
+            print(f"penstock: {error}", file=err)
+            code = os_exit_code(error)
         out.flush()
         return Ended(code, out.buffer.getvalue(), err.getvalue())  # type: ignore[attr-defined]
     finally:

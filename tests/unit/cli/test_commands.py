@@ -45,7 +45,10 @@ PAGE: Shape = {
         }
     ],
     "consumers": [
-        {"queue": str, "consumer": str, "lag": Natural, "leased": Natural, "seen": Moment | None}
+        {
+            "queue": str, "consumer": str, "lag": Natural, "leased": Natural, "seen": Moment | None,
+            "rows_in": Natural | None, "rows_out": Natural | None, "duplicates": Natural | None,
+        }
     ],
     "troubles": [str],
 }  # fmt: skip
@@ -59,7 +62,7 @@ DESCRIPTION: Shape = {
 MESSAGE: Shape = {"shard": Natural, "sequence": Natural, "time": Moment, "key": Data | None, "payload": Data}
 CONSUMER: Shape = {
     "consumer": str, "mode": str, "lag": Natural, "leased": Natural, "positions": dict[str, Natural],
-    "seen": Moment | None,
+    "seen": Moment | None, **dict.fromkeys(["batches", "rows_in", "rows_out", "dead", "duplicates"], Natural | None),
 }  # fmt: skip
 SAMPLE: Shape = {"metric": str, "labels": dict[str, str], "time": Moment, "value": float}
 JOB: Shape = {

@@ -24,7 +24,7 @@ from penstock.coordinator import (
     Trigger,
     WriteCoordinator,
 )
-from penstock.coordinator.executor import GATHER_S, GATHER_S_MAX, UNAPPLIED_MAX, FlushExecutor
+from penstock.coordinator.executor import GATHER_S, GATHER_S_MAX, GATHER_S_MAX, UNAPPLIED_MAX, FlushExecutor
 from penstock.coordinator.metrics import export
 from penstock.coordinator.protocols import COUNT_MAX
 from penstock.coordinator.waiting import RECHECK_S, Waiter
@@ -1236,7 +1236,7 @@ def test_one_that_does_not_come_back_is_waited_for_once(group: Threads) -> None:
 
 def test_the_background_thread_waits_for_a_group_and_not_for_long(box: Box) -> None:
     """As a client's does, where callers wait and do not flush."""
-    flush_s = GATHER_S * 3.5
+    flush_s = GATHER_S_MAX * 3.5
     box.flusher.watch = lambda where: box.clock.advance(flush_s) if where == "make_durable" else None
     gates = [threading.Semaphore(0) for _ in range(3)]
 
@@ -1259,11 +1259,11 @@ def test_the_background_thread_waits_for_a_group_and_not_for_long(box: Box) -> N
     assert come(0, waiting=1) == come(1, waiting=2) == 0
     assert come(2, waiting=3) == 1
     assert come(0, 1, waiting=2) == 0
-    box.clock.advance(GATHER_S * 1.01)  # the third does not come
+    box.clock.advance(GATHER_S_MAX * 1.01)  # the third does not come
     assert box.coordinator.run_pending() == 1
     assert come(0, 1, waiting=2) == 1  # nor is it expected any more
     assert come(2, waiting=1) == 0
-    box.clock.advance(GATHER_S * 1.01)  # the two do not come
+    box.clock.advance(GATHER_S_MAX * 1.01)  # the two do not come
     assert box.coordinator.run_pending() == 1
     assert come(2, waiting=1) == 1  # one alone never waits
     box.join()

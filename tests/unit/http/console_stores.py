@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.feeds import stream_of
+from penstock.kinds import BatchCounts
 from penstock.server.rights import Tokens
 
 SCRIPT = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>"
@@ -46,6 +48,11 @@ def fill(store: Any) -> None:
     events.put(SCRIPT.encode(), key=SCRIPT.encode(), durable=True)
     consumer = events.consumer("billing")
     consumer.ack(consumer.get(20, timeout_s=5.0))
+    for consumer in ("spark", SCRIPT):
+        for start, end in ((1, 41), (41, 101), (41, 101)):  # the last one twice: a duplicate
+            with store.batch() as batch:
+                info = store.port.table("events")
+                batch.require(*stream_of(info).move(info, consumer, [(0, start, end)], BatchCounts(end - start - 3, 3)))
     store.queue("dead").put_many([letter(n, SCRIPT if n == 3 else "not a number") for n in range(5)])
     metrics = store.series("metrics")
     for host in ("a", "b", SCRIPT):

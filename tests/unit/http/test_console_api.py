@@ -20,7 +20,7 @@ import penstock
 from penstock.http import console, console_sampling
 from penstock.http.application import HttpSettings
 from penstock.http.console import ConsoleSettings, page_files
-from penstock.http.console_sampling import Sampler, parse_metrics
+from penstock.http.console_sampling import Sampler, StoreReader, parse_metrics
 from penstock.http.serving import serve_http
 from penstock.testing import FakeClock
 from penstock.testing.members import TOKEN, LocalCluster, await_true
@@ -96,7 +96,7 @@ def test_a_token_sees_its_tables_only(door: Door) -> None:
     assert [one["name"] for one in door.read("hello", "part")["tables"]] == ["users"]
     sample = door.read("sample", "part")
     assert [one["name"] for one in sample["tables"]] == ["users"]
-    assert (sample["consumers"], sample["streams"]) == ([], [])
+    assert sample["consumers"] == []
     assert {one["queue"] for one in door.read("sample")["consumers"]} == {"events"}
     for path in ("rows?table=blobs", "messages?table=events", "table?table=metrics", "rows?table=absent"):
         assert door.status(path, "part") == 404
@@ -417,3 +417,29 @@ def test_a_store_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_labels_of_metrics_are_read_back() -> None:
     text = '# HELP x y\npenstock_a_total{table="a\\"b\\\\c\\nd",shard="0"} 3.5\npenstock_b 1e-05\nnot a line\n'
     assert list(parse_metrics(text)) == [("a_total", {"table": 'a"b\\c\nd', "shard": "0"}, 3.5), ("b", {}, 1e-05)]
+
+
+def test_watching_a_store_freezes_no_memtable(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "store") as owner, penstock.connect(owner.path) as connected:
+        owner.kv("rows").put_many({b"%d" % number: b"v" for number in range(10)})
+        owner.series("metrics").write("cpu", 0.5, {"host": "a"})
+        owner.vector("docs", dimensions=2).upsert("a", [1.0, 0.0], {})
+        owner.flush()
+        assert connected.vector("docs").get("a") is not None  # applied
+
+        def memtables() -> dict[str, tuple[float, ...]]:
+            found: dict[str, list[float]] = {}
+            for name, labels, value in parse_metrics(owner.metrics.exposition()):
+                if name in ("frozen_memtables", "active_memtable_size") and labels["table"] != "_ledger":
+                    found.setdefault(labels["table"], []).append(value)
+            return {table: tuple(values) for table, values in found.items()}
+
+        before, reader = memtables(), StoreReader(connected, FakeClock())
+        assert all(active > 0 and not frozen for active, frozen in before.values()), before
+        for _ in range(2 * console_sampling.SIZES_EVERY):
+            sample = reader.read()
+        assert {one["name"]: one["rows"] for one in sample["tables"]} == {"rows": 10, "metrics": 1, "docs": 1}
+        assert memtables() == before
+        for table in ("rows", "metrics", "docs"):  # the control: the owner's own are of one LSN
+            owner.table(table).statistics()
+        assert [active for active, _ in memtables().values()] == [0.0, 0.0, 0.0]

@@ -148,6 +148,12 @@ def test_what_the_page_shows_is_what_the_api_says(watched: Watched, door: Door, 
     watched.go("consumers", "billing")
     lag = next(one["lag"] for one in door.read("sample")["consumers"] if one["name"] == "billing")
     assert number(watched.text('[data-lag="events/billing"]')) == lag == store.queue("events").lag("billing")
+    watched.go("streams", "duplicates refused")
+    stream = next(one["stream"] for one in door.read("sample")["consumers"] if one["name"] == "spark")
+    assert stream == {"batches": 2, "rows_in": 100, "rows_out": 94, "dead": 6, "duplicates": 1}
+    (known,) = [one.stream for one in store.queue("events").consumers() if one.name == "spark"]
+    for name, count in stream.items():
+        assert number(watched.text(f'[data-stream="events/spark/{name}"]')) == count == getattr(known, name)
     watched.go("cardinality?table=metrics", "Series of each metric")
     watched.until(
         lambda: number(watched.text("#series-total")) == door.read("cardinality?table=metrics")["series"] == 3
@@ -182,6 +188,7 @@ def test_scripts_in_data_are_text(watched: Watched) -> None:
     watched.until(lambda: any("onerror" in text for text in page.locator(".legend").all_inner_texts()))
     watched.go("streams", "Dead letters in dead")
     assert SCRIPT in page.locator(".reason").all_inner_texts()
+    assert SCRIPT in page.locator(".panel h2").all_inner_texts()  # the name of a consumer
     watched.go("rows?table=" + "%3Cscript%3E", "key begins with")
     assert page.evaluate("window.pwned") is None
     assert watched.wrong == []

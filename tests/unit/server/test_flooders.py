@@ -143,7 +143,8 @@ def test_a_flood_of_barriers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                     store.wait_for(1 << 40, timeout_s=20)
                 except penstock.errors.Backpressure:
                     if not refused:
-                        refused.append(print("refused", flush=True))
+                        refused.append(sys.stdout.write("refused\\n"))  # in one call: threads share it
+                        sys.stdout.flush()
                 except penstock.errors.PenstockError:
                     pass
         for _ in range(20):

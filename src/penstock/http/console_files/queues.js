@@ -34,24 +34,27 @@ export function Streams({ live }) {
   const { last, samples, hello } = live;
   if (!last) return html`<p class="dim">waiting for the first sample …</p>`;
   const verdicts = last.flows.groups_refused_total_by_verdict || {};
+  const streams = last.consumers.filter((one) => one.stream);
   const queues = last.tables.filter((one) => one.kind === "queue").map((one) => one.name);
   return html`<h1>Streams</h1>
     <${Panel} title="Exactly once" side=${html`<span class="dim">since the store was made</span>`}><dl class="facts"><div><dt>duplicates refused</dt><dd class="big" id="duplicates">${whole(verdicts.duplicate)}</dd></div><div><dt>conditions refused</dt><dd class="big">${whole(verdicts.refused)}</dd></div><div><dt>tokens too old</dt><dd class="big">${whole(verdicts.token_too_old)}</dd></div></dl>
       <p class="dim">A batch moves the position of its consumer in the commit that writes its rows. One that is sent again finds the position moved, and nothing is written twice.</p><//>
-    ${last.streams.length ? last.streams.map((one) => html`<${Stream} key=${one.queue + one.name} one=${one} live=${live} />`) : html`<${Panel}><p class="empty">no stream has committed a batch to a queue of this store</p><//>`}
+    ${streams.length ? streams.map((one) => html`<${Stream} key=${one.queue + "\u0000" + one.name} one=${one} live=${live} />`) : html`<${Panel}><p class="empty">no stream has committed a batch to a queue of this store</p><//>`}
     ${queues.map((name) => html`<${Letters} key=${name} queue=${name} write=${hello.write} />`)}`;
 }
 
 function Stream({ one, live }) {
-  const { samples, last } = live;
-  const consumer = of(one.queue, one.name)(last);
-  const at = (s) => (s.streams || []).find((x) => x.queue === one.queue && x.name === one.name)?.at;
-  const chart = useMemo(() => rates(samples, at), [samples]);
+  const { samples } = live;
+  const count = (name) => (s) => of(one.queue, one.name)(s).stream?.[name];
+  const fact = (name, key, bad) => html`<div><dt>${name}</dt><dd class=${bad && one.stream[key] ? "warn" : ""} data-stream=${`${one.queue}/${one.name}/${key}`}>${whole(one.stream[key])}</dd></div>`;
+  const [t, rowsIn] = useMemo(() => rates(samples, count("rows_in")), [samples]);
+  const [, rowsOut] = useMemo(() => rates(samples, count("rows_out")), [samples]);
   const lag = useMemo(() => samples.map((s) => of(one.queue, one.name)(s).lag ?? null), [samples]);
   return html`<${Panel} title=${one.name} side=${html`<span class="dim">reads <a href=${link("rows", { table: one.queue })}>${one.queue}</a></span>`}>
-    <dl class="facts"><div><dt>position</dt><dd class="mono">${Object.entries(consumer.position || {}).map(([shard, n]) => `${shard}:${n}`).join(" ")}</dd></div><div><dt>lag</dt><dd>${whole(consumer.lag)} · ${span(consumer.lag_s)}</dd></div>
-      <div><dt>messages in</dt><dd>${whole(one.at - one.first)} <span class="dim">in ${span(last.t - one.since)}</span></dd></div><div><dt>commits seen</dt><dd>${whole(one.moves)}</dd></div><div><dt>last commit</dt><dd>${one.moved ? ago(one.moved) : "none seen yet"}</dd></div><div><dt>now</dt><dd>${short(rate(samples, at, 20))}/s</dd></div></dl>
-    <div class="grid2"><${Chart} t=${chart[0]} series=${[{ name: "messages committed/s", y: chart[1] }]} format=${short} height=${150} /><${Chart} t=${samples.map((s) => s.t)} series=${[{ name: "lag", y: lag, color: "--c3" }]} format=${short} height=${150} /></div><//>`;
+    <dl class="facts"><div><dt>position</dt><dd class="mono">${Object.entries(one.position).slice(0, 8).map(([shard, n]) => `${shard}:${n}`).join(" ") + (Object.keys(one.position).length > 8 ? " …" : "")}</dd></div><div><dt>lag</dt><dd>${whole(one.lag)} · ${span(one.lag_s)}</dd></div>
+      ${fact("batches", "batches")}${fact("rows in", "rows_in")}${fact("rows out", "rows_out")}${fact("duplicates refused", "duplicates")}${fact("dead letters", "dead", true)}
+      <div><dt>last commit</dt><dd>${one.seen ? ago(one.seen) : "before the store was opened"}</dd></div><div><dt>now</dt><dd>${short(rate(samples, count("rows_in"), 20))} in/s · ${short(rate(samples, count("rows_out"), 20))} out/s</dd></div></dl>
+    <div class="grid2"><${Chart} t=${t} series=${[{ name: "rows in/s", y: rowsIn }, { name: "rows out/s", y: rowsOut, color: "--c2" }]} format=${short} height=${150} /><${Chart} t=${samples.map((s) => s.t)} series=${[{ name: "lag", y: lag, color: "--c3" }]} format=${short} height=${150} /></div><//>`;
 }
 
 function Letters({ queue, write }) {
