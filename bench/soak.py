@@ -32,6 +32,7 @@ import numpy as np
 
 import penstock
 from bench.harness import Figure, folder, sized, tell
+from penstock.errors import Closed, LeaseLost, RetryLater
 
 MINUTES = float(os.environ.get("MINUTES", sized("60", "2")))
 RESTART_S = float(os.environ.get("SOAK_RESTART_S", sized("180", "30")))
@@ -97,34 +98,45 @@ def batches(store: Any, done: int, ended: threading.Event) -> Iterator[float]:
     numbers = np.random.default_rng(done)
     while not ended.is_set():
         begin = time.perf_counter()
-        with store.batch(token=("soak", done + 1)) as batch:
-            batch.kv("counter", value="int64").merge(b"batches", 1, operator="add_i64")
-            latest, events = batch.kv("latest"), batch.queue("events")
-            for _ in range(BATCH):
-                key = chance.randrange(KEYS).to_bytes(4, "big")
-                latest.put(key, chance.randbytes(100))
-                events.put(chance.randbytes(100), key=key)
-            for host in range(20):
-                batch.series("metrics").write("load", chance.random(), {"host": f"h{host}"})
-            ids = [f"d{chance.randrange(5_000)}" for _ in range(5)]
-            batch.vector("docs").upsert(ids, numbers.normal(size=(5, DIMENSIONS)).astype(np.float32))
+        try:
+            with store.batch(token=("soak", done + 1)) as batch:
+                fill(batch, chance, numbers)
+        except RetryLater:  # the disk is slow: as an application does, with the same token
+            ended.wait(0.1)
+            continue
         done += 1
         yield time.perf_counter() - begin
+
+
+def fill(batch: Any, chance: random.Random, numbers: np.random.Generator) -> None:
+    """Put rows of every kind into a batch."""
+    batch.kv("counter", value="int64").merge(b"batches", 1, operator="add_i64")
+    latest, events = batch.kv("latest"), batch.queue("events")
+    for _ in range(BATCH):
+        key = chance.randrange(KEYS).to_bytes(4, "big")
+        latest.put(key, chance.randbytes(100))
+        events.put(chance.randbytes(100), key=key)
+    for host in range(20):
+        batch.series("metrics").write("load", chance.random(), {"host": f"h{host}"})
+    ids = [f"d{chance.randrange(5_000)}" for _ in range(5)]
+    batch.vector("docs").upsert(ids, numbers.normal(size=(5, DIMENSIONS)).astype(np.float32))
 
 
 def consume(events: Any, ended: threading.Event) -> None:
     worker = events.consumer("worker")
     while not ended.is_set():
-        if messages := worker.get(500, timeout_s=1.0):
-            worker.ack(messages)
+        with suppress(RetryLater, LeaseLost, Closed):  # a slow disk; and the end
+            if messages := worker.get(500, timeout_s=1.0):
+                worker.ack(messages)
 
 
 def read(metrics: Any, docs: Any, ended: threading.Event) -> None:
     chance = np.random.default_rng(1)
     while not ended.wait(0.2):
-        metrics.aggregate("load", function="avg", by=["host"], step=60)
-        if docs.count():
-            docs.search(chance.normal(size=DIMENSIONS).astype(np.float32), k=5)
+        with suppress(RetryLater, Closed):
+            metrics.aggregate("load", function="avg", by=["host"], step=60)
+            if docs.count():
+                docs.search(chance.normal(size=DIMENSIONS).astype(np.float32), k=5)
 
 
 def sample(path: str, done: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from penstock.coordinator import (
     Trigger,
     WriteCoordinator,
 )
-from penstock.coordinator.executor import GATHER_S, GATHER_S_MAX, GATHER_S_MAX, UNAPPLIED_MAX, FlushExecutor
+from penstock.coordinator.executor import GATHER_S, GATHER_S_MAX, UNAPPLIED_MAX, FlushExecutor
 from penstock.coordinator.metrics import export
 from penstock.coordinator.protocols import COUNT_MAX
 from penstock.coordinator.waiting import RECHECK_S, Waiter
