@@ -104,7 +104,10 @@ def test_a_key_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: py
 def test_keys_are_added_one_at_a_time_and_none_is_lost(tmp_path: Path) -> None:
     """Two that add a key of one version: what one of them printed, and somebody used, would be replaced."""
     file, fs = tmp_path / "keys", OsFileSystem()
-    add = lambda: CliRunner().invoke(app, ["keys", "new", str(file)])  # noqa: E731
+
+    def add() -> Any:
+        return CliRunner().invoke(app, ["keys", "new", str(file)])
+
     assert add().exit_code == 0
     lock = fs.lock(f"{file}.lock")
     try:
