@@ -64,10 +64,10 @@ def test_one_rotation_at_a_time(store: penstock.Store, service: Service) -> None
     inside, go_on, done = threading.Event(), threading.Event(), list[penstock.RotationReport]()
     rewrap = store._port.rewrap
 
-    def wait(*arguments: Any) -> None:
+    def wait(info: Any, key: Any) -> None:
         inside.set()
         assert go_on.wait(60)
-        rewrap(*arguments)
+        rewrap(info, key)
 
     store._port.rewrap = wait  # type: ignore[method-assign]
     service.keys[2] = TWO

@@ -194,3 +194,22 @@ def test_a_piece_of_a_queue_says_whether_its_messages_are_encrypted(tmp_path: Pa
                 assert lent_coding(identity, partition) is PLAIN_CODING  # what the reader did before
             finally:
                 lend(identity, store._keys.table_key)
+
+
+@pytest.mark.parametrize("harm", ["none", "plain", "cut"])
+def test_salvage_takes_evicted_files_of_encrypted_tables(tmp_path: Path, harm: str) -> None:
+    """Their indexes are here, their keys in the ledger, which is not open when files are looked at."""
+    archive = f"file://{tmp_path / 'archive'}"
+    with penstock.open(tmp_path / "s", keys=KEYS, encrypt=True, settings=BY_HAND, archive=archive) as store:
+        store.kv("users").put(b"a", b"1")
+        store.flush()
+        store.compact("users")
+        store.archive()
+        assert store.evict("users").files == 1
+        [chunk] = store.chunks("users")
+    index = (tmp_path / "s" / chunk.file).with_suffix(".idx")
+    if harm != "none":
+        index.write_bytes(index.read_bytes()[:100] if harm == "cut" else b"made up" * 100)
+    report = penstock.salvage(tmp_path / "s", tmp_path / "rescued", keys=KEYS)
+    assert (report.rows, bool(report.lost)) == ({"users": int(harm == "none")}, harm != "none")
+    assert all(chunk.file in each for each in report.lost)

@@ -16,6 +16,7 @@ Invariant: no message, representation or log line holds a key.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
@@ -25,8 +26,12 @@ from penstock.archive.storage import WrappedKey
 from penstock.arguments import in_short
 from penstock.errors import Invalid, KeyMissing, WrongKey
 from penstock.host.environment import environment_variable
+from penstock.host.file_errors import translate_os_errors
 from penstock.host.files import FileSystem
+from penstock.host.private_files import others_can_read
 from penstock.host.randomness import Random
+
+logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 VERSION_MAX = (1 << 31) - 1
@@ -106,6 +111,8 @@ def master_keys(keys: Any, fs: FileSystem) -> MasterKeys | None:
     if isinstance(keys, str):
         form, _, where = keys.partition(":")
         if form == "file" and where:
+            if others_can_read(where):
+                logger.warning("the key file %s can be read by other users of this machine: chmod 600 it", where)
             return _ListedKeys(lambda: _parse(_file_text(fs, where), where), where)
         if form == "env" and where:
             return _ListedKeys(lambda: _parse(environment_variable(where), f"${where}"), f"${where}")
@@ -132,16 +139,22 @@ def key_versions(fs: FileSystem, path: str) -> list[int]:
 
 
 def _file_text(fs: FileSystem, path: str) -> str:
-    try:
-        file = fs.open(path)
-    except FileNotFoundError:
-        raise KeyMissing(f"there is no key file {path}: create it with `penstock keys new {path}`") from None
-    try:
-        if file.size() > FILE_BYTES_MAX:
-            raise Invalid(f"{path} is too large for a key file")
-        return file.pread(file.size(), 0).decode("ascii", "replace")
-    finally:
-        file.close()
+    with translate_os_errors():
+        try:
+            file = fs.open(path)
+        except FileNotFoundError:
+            raise KeyMissing(f"there is no key file {path}: create it with `penstock keys new {path}`") from None
+        except (IsADirectoryError, NotADirectoryError, PermissionError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise Invalid(
+                f"{path!r} is not a key file that this user can read ({reason}): give keys= another one"
+            ) from None
+        try:
+            if file.size() > FILE_BYTES_MAX:
+                raise Invalid(f"{path} is too large for a key file")
+            return file.pread(file.size(), 0).decode("ascii", "replace")
+        finally:
+            file.close()
 
 
 def _parse(text: str | None, where: str) -> dict[int, bytes]:
@@ -154,7 +167,13 @@ def _parse(text: str | None, where: str) -> dict[int, bytes]:
             continue
         try:
             version, key = int(parts[0]), bytes.fromhex(parts[1])
-            good = len(parts) == 2 and len(key) == KEY_BYTES and 0 < version <= VERSION_MAX and version not in keys
+            good = (
+                len(parts) == 2
+                and parts[0].isdecimal()
+                and len(key) == KEY_BYTES
+                and 0 < version <= VERSION_MAX
+                and version not in keys
+            )
         except (ValueError, IndexError):
             good = False
         if not good:  # without the line: it may be most of a key

@@ -40,6 +40,14 @@ def write_new_files(folder: str, files: Iterable[tuple[str, bytes, bool]]) -> No
         raise
 
 
+def others_can_read(path: str) -> bool:
+    """Whether a file exists that other users than its own may read."""
+    try:
+        return bool(os.stat(path).st_mode & 0o077)
+    except (OSError, ValueError):
+        return False
+
+
 def temporary_folder(prefix: str) -> str:
     """Create a folder that this user alone can use; it is removed when the process ends."""
     folder = tempfile.mkdtemp(prefix=prefix)

@@ -355,7 +355,9 @@ class WiredParts(Tables):
         settings = self.settings
         keys = StoreKeys(
             self.identity,
-            master_keys(settings.keys or environment_variable(KEYS_VARIABLE), self._fs),
+            master_keys(
+                settings.keys if settings.keys is not None else environment_variable(KEYS_VARIABLE) or None, self._fs
+            ),
             self._random,
             self._table_by_id,
             settings.encrypt,

@@ -1,4 +1,4 @@
-"""Encrypted tables in a cluster: sealed on every member's disk, in files by reference, snapshots and after a rotation."""
+"""Encrypted tables in a cluster: sealed on the disk of every member, in files by reference, snapshots and rotations."""
 
 from __future__ import annotations
 

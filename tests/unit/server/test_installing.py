@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from penstock.archive.chunk import ChunkIdentity, Sealing
+from penstock.archive.table_keys import TableKeyRing
 from penstock.errors import CorruptionError, Invalid
 from penstock.host.file_operations import make_dirs, walk
+from penstock.lsm.rows import Columns
+from penstock.lsm.writer import SstableWriter
 from penstock.replica.file_channel import ShippedFile, SnapshotListing
 from penstock.replica.state import LogBase, RaftState, StateFile
 from penstock.server.installing import READY, SnapshotTaker, finish_installation
@@ -139,3 +143,25 @@ def test_a_damaged_end_of_a_snapshot_is_noticed() -> None:
     with pytest.raises(CorruptionError):
         finish_installation(disk, ROOT)
     assert OLD.items() <= _contents(disk).items()
+
+
+def _sstable(sealing: Sealing) -> dict[str, bytes]:
+    disk, path = SimulatedDisk(), "/5.sst"
+    writer = SstableWriter(disk, path, ChunkIdentity(store=ORIGIN, chunk_id=5), sealing=sealing)
+    writer.append(Columns.of([b"key"], [b"value" * 1_000], 1, [0]))
+    writer.finish()
+    return {f"tables/2/0{name}": disk.open(name).pread(1 << 20, 0) for name in (path, "/5.idx")}
+
+
+@pytest.mark.parametrize("which", ["tables/2/0/5.sst", "tables/2/0/5.idx"])
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_damaged_sstable_is_not_installed_whether_it_is_encrypted_or_not(which: str, encrypted: bool) -> None:
+    """No key is here when a snapshot comes: blocks have checksums of their own."""
+    sealing = Sealing(keys=TableKeyRing(lambda table: bytes(32), 2)) if encrypted else Sealing()
+    sound, disk = _sstable(sealing), _member()
+    middle = len(sound[which]) // 2
+    flipped = bytes([sound[which][middle] ^ 1])
+    damaged = sound | {which: sound[which][:middle] + flipped + sound[which][middle + 1 :]}
+    with pytest.raises(CorruptionError, match="incoming-tables/2/0/5"):
+        _fetch(disk, _Leader(damaged))
+    _fetch(disk, _Leader(sound))
