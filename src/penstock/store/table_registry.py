@@ -188,7 +188,7 @@ class DbRegistry:
             self._tombstoned.update((i, row) for i, row in rows.items() if isinstance(row.status, Tombstoned))
 
     def sweep_metrics(self) -> None:
-        """Delete metrics of tables whose rows are gone: the replay of a drop opens a table again, and it is measured."""
+        """Delete metrics of tables whose rows are gone: the replay of a drop opens a table again, which is measured."""
         scopes = self._manifest.read(_measured_tables)  # first: a table that is made meanwhile is in the ledger by then
         gone = [i for i in scopes if i not in self._ledger.tables_by_id and self._manifest.get_db(i) is None]
         if gone:
