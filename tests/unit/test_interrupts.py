@@ -14,6 +14,8 @@ import pytest
 from interrupts import Interrupt, every_point, interrupted_at, where
 
 from penstock.log import LogSettings
+from penstock.manifest.records import ArchivePolicy, Tombstoned
+from penstock.manifest.tables import DB
 from penstock.queue.chain import QueueSettings
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
@@ -77,6 +79,18 @@ class Ledger:
         self.store.kv("other").put(b"k", b"v", durable=True)
         self.store.drop("other")
 
+    def change(self) -> None:
+        """A table's life as a whole: it is altered, drained, dropped and collected, and its name is used again."""
+        store = self.store
+        if "other" in store.tables():
+            store.drop("other")  # an interrupt left it, perhaps draining
+        store.kv("other").put(b"k", b"v", durable=True)
+        store.alter("other", archive=ArchivePolicy(archive_after_ms=self.interrupted))
+        store.drain("other")
+        store.reactivate("other")
+        store.drop("other")
+        store._tasks.remove_dropped()
+
     def read(self) -> None:
         list(self.store.kv("rows").scan())
         self.store.kv("counts", value="int64").multi_get([b"a", b"b", b"c"])
@@ -109,6 +123,10 @@ class Ledger:
     def check(self, *, least: int, most: int) -> None:
         """Nothing is lost, doubled or torn; everybody sees the same."""
         self.store.flush(timeout_s=20)
+        self.store._tasks.retry()  # a commit of descriptors that was interrupted is made later
+        rows = self.store._manifest.read(lambda view: dict(DB.scan(view)))
+        alive = {db_id: row.name for db_id, row in rows.items() if not isinstance(row.status, Tombstoned)}
+        assert alive == {info.table_id: info.name for info in self.store.port.tables()}, where[-1]
         counts = dict(self.store.kv("counts", value="int64").scan())
         with self.store.snapshot() as snapshot:
             seen = dict(snapshot.kv("counts", value="int64").scan())
@@ -146,7 +164,7 @@ def interrupt_everywhere(ledger: Ledger, act: Callable[[], None], *, first: int,
 
 
 WRITES = ["merge", "batch"]
-OTHERS = ["work", "maintain", "make_and_drop", "read", "follow", "put"]
+OTHERS = ["work", "maintain", "make_and_drop", "change", "read", "follow", "put"]
 
 
 @pytest.mark.parametrize("name", WRITES + OTHERS)
@@ -161,6 +179,7 @@ def test_an_interrupt_at_any_point_leaves_a_store_that_goes_on(tmp_path: Path, n
         "work": 37,
         "maintain": 61,
         "make_and_drop": 41,
+        "change": 197,
         "read": 53,
         "follow": 97,
         "put": 11,

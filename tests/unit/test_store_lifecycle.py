@@ -221,6 +221,28 @@ def test_a_table_dropped_before_a_killed_job_of_it_is_repaired_is_collected(
         check_rows(store)
 
 
+def test_metrics_of_a_table_whose_drop_is_replayed_do_not_stay(disk: SimulatedDisk, clock: FakeClock) -> None:
+    settings = StoreSettings(
+        background=False, reserve_bytes=0, collection=penstock.CollectionSettings(grace_s=0, dropped_grace_s=0)
+    )
+    with reopened(disk, clock, settings) as store:
+        store.kv("users").put(b"a", b"1", durable=True)
+        (table_id,) = rows(store)
+        store.drop("users")
+        store._tasks.remove_dropped()
+        assert rows(store) == {}
+        store.kv("others").put(b"a", b"1", durable=True)
+        image = disk.image().restore("restart")
+    with reopened(image, clock, settings) as store:
+        store._maintenance.measure()  # before the files of the dropped table are removed once more
+        store._tasks.remove_dropped()
+        assert metrics_of(store, table_id), "nothing was measured"
+        store._tasks.clean_up()
+        assert not metrics_of(store, table_id)
+        (other_id,) = rows(store)
+        assert metrics_of(store, other_id)
+
+
 def metrics_of(store: Store, table_id: int) -> list[Any]:
     start, stop = MetricKey(table_id, 0), MetricKey(table_id + 1, 0)
     return store._manifest.read(lambda view: list(METRICS.scan(view, start, stop)))

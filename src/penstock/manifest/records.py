@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.arguments import whole
+from penstock.arguments import in_short, whole
 from penstock.errors import Invalid
 from penstock.manifest.keys import U64_MAX, PendingJobKey
 
@@ -59,9 +59,9 @@ class CompressionConfig(ManifestRecord, frozen=True):
     level: int = 0
 
     def __post_init__(self) -> None:
-        if self.codec not in _LEVELS:
-            raise Invalid(f"{self.codec!r} is not a codec: use Codec.NONE, Codec.LZ4 or Codec.ZSTD")
-        whole(self.level, f"the level of {Codec(self.codec).name.lower()}", 0, _LEVELS[self.codec])
+        if not isinstance(self.codec, Codec):
+            raise Invalid(f"{in_short(self.codec)} is not a codec: use Codec.NONE, Codec.LZ4 or Codec.ZSTD")
+        whole(self.level, f"the level of {self.codec.name.lower()}", 0, _LEVELS[self.codec])
 
 
 class EncryptionConfig(ManifestRecord, frozen=True):
@@ -103,9 +103,9 @@ class ArchivePolicy(ManifestRecord, frozen=True):
     local_bytes_max: int | None = None  # evict the oldest above this; None: no limit
 
     def __post_init__(self) -> None:
-        for number in (self.archive_after_ms, self.evict_after_ms, self.local_bytes_max):
-            if number is not None:
-                whole(number, "a limit of an archive policy", 0, LIMIT_MAX)
+        optional = [limit for limit in (self.evict_after_ms, self.local_bytes_max) if limit is not None]
+        for number in (self.archive_after_ms, *optional):
+            whole(number, "a limit of an archive policy", 0, LIMIT_MAX)
 
 
 class ManifestDbOptions(ManifestRecord, frozen=True):

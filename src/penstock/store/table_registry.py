@@ -54,7 +54,7 @@ from penstock.manifest.records import (
 )
 from penstock.manifest.recovery import RecoveredState
 from penstock.manifest.tables import DB, METRICS, PENDING, chunks, partitions
-from penstock.partition.ledger import Ledger, TableInfo, TableStatus
+from penstock.partition.ledger import LEDGER_TABLE, Ledger, TableInfo, TableStatus
 from penstock.partition.storage_options import StorageOptions, for_manifest
 from penstock.store.table_description import JobGate, ShardProgress, TableDescription
 
@@ -187,6 +187,13 @@ class DbRegistry:
         with self._lock:
             self._tombstoned.update((i, row) for i, row in rows.items() if isinstance(row.status, Tombstoned))
 
+    def sweep_metrics(self) -> None:
+        """Delete metrics of tables whose rows are gone: the replay of a drop opens a table again, which is measured."""
+        scopes = self._manifest.read(_measured_tables)  # first: a table that is made meanwhile is in the ledger by then
+        gone = [i for i in scopes if i not in self._ledger.tables_by_id and self._manifest.get_db(i) is None]
+        if gone:
+            self._manifest.apply([DeleteMetrics(db_id) for db_id in gone])
+
     def lapsed(self, grace_s: float) -> list[int]:
         """Return the dropped tables whose grace period is over."""
         now_ms = self._clock.time_us() // 1_000
@@ -289,6 +296,10 @@ def _dead_first(item: tuple[int, DbDescriptorRecord]) -> tuple[bool, int]:
 
 def _all_rows(view: ReadView) -> dict[int, DbDescriptorRecord]:
     return dict(DB.scan(view))
+
+
+def _measured_tables(view: ReadView) -> set[int]:
+    return {key.scope for key, _ in METRICS.scan(view, MetricKey(LEDGER_TABLE + 1, 0))}
 
 
 def _last_rows(view: ReadView, db_id: int) -> list[ManifestOp] | None:

@@ -3,7 +3,7 @@
     retry           apply what a partition could not, save the time, rebalance memory, reclaim disk space
     dropped-tables  remove the files of dropped tables, and, after the grace period, their rows in the manifest
     services        maintain what clients have open, and change feeds
-    housekeeping    back up the manifest, delete old finished jobs and stale staged files
+    housekeeping    back up the manifest, delete old finished jobs, stale staged files and metrics of dropped tables
 
 Thread: the scheduler's; of a store without background threads, the caller's. A task does not run twice at a time.
 Invariant: a task that fails or runs once more loses nothing: the next run does its work.
@@ -120,6 +120,7 @@ class StoreTasks:
         """Back up the manifest, and delete old finished jobs and stale staged files."""
         self._manifest.backup()
         self._registry.find_tombstoned()
+        self._registry.sweep_metrics()
         self._jobs.prune(FINISHED_JOBS_KEPT)
         if not self._follows:  # its journal may name files in entries that are not committed yet
             self._staging.purge(info.table_id for info in self._port.tables())

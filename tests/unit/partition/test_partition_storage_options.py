@@ -21,6 +21,10 @@ from penstock.partition.storage_options import (
 )
 
 ANY: Any = 7
+ONE: Any = 1.0
+YES: Any = True
+NOTHING: Any = None
+UNHASHABLE: Any = []
 NAN: Any = float("nan")
 FULL = StorageOptions(
     wal_dir="volumes/fast",
@@ -69,9 +73,14 @@ def test_options_of_a_later_version_are_not_guessed() -> None:
         lambda: CompressionConfig(Codec.ZSTD, True),
         lambda: CompressionConfig(Codec.LZ4, 1),
         lambda: CompressionConfig(ANY),
+        lambda: CompressionConfig(ONE),
+        lambda: CompressionConfig(YES),
+        lambda: CompressionConfig(UNHASHABLE),
         lambda: RetentionPolicy(age_ms_max=0),
         lambda: RetentionPolicy(age_ms_max=NAN),
         lambda: ArchivePolicy(archive_after_ms=-1),
+        lambda: ArchivePolicy(archive_after_ms=NOTHING),
+        lambda: ArchivePolicy(evict_after_ms=False),
         lambda: encode_storage({"chunk_dir": "tables"}),
         lambda: encode_storage(StorageOptions(compression=ANY)),
         lambda: encode_storage(StorageOptions(encryption=EncryptionConfig(ANY))),
