@@ -77,8 +77,8 @@ class Background(Generic[D, F, V]):
         """Request a flush: now, or when the group of the caller is complete (see `executor`)."""
         now_s = self._clock.monotonic_s()
         if not self._requested:
+            self._wakeup.notify()  # first: an interrupt between the two must not leave the thread asleep
             self._requested, self._asked_s = True, now_s
-            self._wakeup.notify()
         self._joined_s = now_s
 
     def end(self) -> None:

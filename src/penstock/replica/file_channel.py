@@ -227,7 +227,6 @@ class FileClient:
         plain = socket.create_connection(address, CONNECT_S)
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            plain.getpeername()  # of a connection that was reset already, the next line would leave a socket open
             tls = context.wrap_socket(plain)
         except BaseException:
             plain.close()

@@ -5,12 +5,26 @@ Thread: pure functions.
 
 from __future__ import annotations
 
+import errno
 import ssl
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import Invalid
 
 IDENTITY = "penstock-member:"
+
+
+class MemberSocket(ssl.SSLSocket):
+    """A connection between members. One that is reset while it is made leaves no open socket, as a plain one would."""
+
+    def getpeername(self) -> Any:
+        """Return the other end's address; if there is none any more, `wrap_socket` ends here."""
+        try:
+            return super().getpeername()
+        except OSError as error:
+            self.close()
+            raise ConnectionResetError(errno.ECONNRESET, "it was reset") from error
 
 
 def certified_members(certificate: object) -> list[str]:
@@ -24,6 +38,7 @@ def member_contexts(folder: Path, member: str) -> tuple[ssl.SSLContext, ssl.SSLC
     found = []
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         context = ssl.SSLContext(protocol)
+        context.sslsocket_class = MemberSocket
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # the member's name is checked instead, whatever its address
         context.verify_mode = ssl.CERT_REQUIRED

@@ -120,7 +120,6 @@ class _Connection:
             if error := self._plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, "it cannot be reached")
             context = self._link.server_context if self.to is None else self._link.client_context
-            self._plain.getpeername()  # of a connection that was reset already, the next line would leave a socket open
             self._tls = context.wrap_socket(self._plain, server_side=self.to is None, do_handshake_on_connect=False)
         self._tls.do_handshake()
         self._shaken = True

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from penstock.cli.certificates import make_member_certificates
 from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
-from penstock.errors import PenstockError
+from penstock.errors import Closed, PenstockError
 from penstock.host.randomness import system_random
 from penstock.replica.seams import RaftTimes
 from penstock.server.member import Member
@@ -162,7 +162,13 @@ class LocalCluster:
 
     def digests(self) -> dict[str, dict[str, str]]:
         """Return the logical digest of each table of each member, after all of them agree."""
-        return {name: table_digests(store) for name, store in self.await_agreement().items()}
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return {name: table_digests(store) for name, store in self.await_agreement().items()}
+            except Closed:  # another one leads now, and stores were opened again
+                if time.monotonic() > deadline:
+                    raise
 
     def close(self) -> None:
         for name in list(self.members):

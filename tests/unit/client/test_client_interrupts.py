@@ -44,7 +44,7 @@ def store(owner: Store) -> Iterator[RemoteStore]:
 
 ROOT = f"{Path(penstock.__file__).parent}/"
 REQUEST = {"client/port.py", "client/connection.py", "protocol/wire/codec.py"}  # what every request passes through
-WRITE = {"client/port.py", "coordinator/coordinator.py", "coordinator/layers.py", "coordinator/waiting.py"}
+WRITE = {"client/port.py", "coordinator/coordinator.py", "coordinator/background.py", "coordinator/waiting.py"}
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import ssl
@@ -165,14 +166,7 @@ def test_without_a_quorum_nothing_is_acknowledged(cluster: Cluster, monkeypatch:
 
 
 def _connect(cluster: Cluster, name: str, certificate: str, folder: Path) -> ssl.SSLSocket:
-    tls = member_contexts(folder, certificate)[1].wrap_socket(socket.socket())
-    try:
-        tls.settimeout(5)
-        tls.connect(cluster.addresses[name])
-    except BaseException:
-        tls.close()
-        raise
-    return tls
+    return member_contexts(folder, certificate)[1].wrap_socket(socket.create_connection(cluster.addresses[name], 5))
 
 
 def _await_text(caplog: pytest.LogCaptureFixture, text: str) -> None:
@@ -269,3 +263,14 @@ def test_a_process_with_too_many_threads_looks_up_no_name_and_goes_on(monkeypatc
         patch.setattr(threads, "spawn", refuse)
         assert resolver.find("localhost") is None
     assert resolver.find("localhost", wait=True) is not None
+
+
+def test_a_connection_that_is_reset_while_it_is_made_leaves_no_socket_open(tmp_path: Path) -> None:
+    make_member_certificates(str(tmp_path), {"a": "127.0.0.1"})
+    for context in member_contexts(tmp_path, "a"):
+        plain = socket.socket()  # to nobody, as after a reset
+        descriptor = plain.fileno()
+        with pytest.raises(ConnectionResetError):
+            context.wrap_socket(plain, server_side=context.protocol == ssl.PROTOCOL_TLS_SERVER)
+        with pytest.raises(OSError, match="descriptor"):
+            os.fstat(descriptor)
