@@ -47,7 +47,8 @@ export function Chart({ t, series, format = String, height = 200, zoom = false, 
   const [hidden, hide] = useState({});
   const [at, point] = useState(null);
   const shape = series.map((one) => one.name).join("\u0000") + JSON.stringify(hidden) + zoom;
-  const data = useMemo(() => [t, ...series.map((one) => one.y)], [t, series]);
+  // uPlot spans years around a single moment: one more, without values, ten seconds before
+  const data = useMemo(() => (t.length === 1 ? [[t[0] - 10, t[0]], ...series.map((one) => [null, one.y[0]])] : [t, ...series.map((one) => one.y)]), [t, series]);
   useLayoutEffect(() => {
     const make = () => {
       if (plot.current) plot.current.destroy();
@@ -72,7 +73,7 @@ export function Chart({ t, series, format = String, height = 200, zoom = false, 
     return () => { sized.disconnect(); removeEventListener("penstock-theme", make); plot.current.destroy(); plot.current = null; };
   }, [shape, height]);
   useLayoutEffect(() => { if (plot.current) plot.current.setData(data); }, [data]);
-  const shown = at == null ? t.length - 1 : at;
+  const shown = at == null ? t.length - 1 : Math.min(at, t.length - 1);
   return html`<figure class="chart" role="img" aria-label=${label || series.map((one) => one.name).join(", ")}>
     <div ref=${place}></div>
     <figcaption>${series.map((one, i) => html`<button class=${"legend" + (hidden[one.name] ? " off" : "")} key=${one.name} title="show or hide"
