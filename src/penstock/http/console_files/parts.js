@@ -56,7 +56,7 @@ export function Chart({ t, series, format = String, height = 200, zoom = false, 
       const axis = { stroke: dim, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px ui-sans-serif, system-ui, sans-serif" };
       plot.current = new uPlot({
         width: place.current.clientWidth || 300, height, legend: { show: false },
-        cursor: { y: false, points: { size: 6 } }, padding: [10, 8, 0, 0],
+        cursor: { y: false, points: { size: 6 } }, padding: [10, 26, 0, 0],
         scales: { x: { range: (u, low, high) => (low == null ? [Date.now() / 1000 - 10, Date.now() / 1000] : [Math.min(low, high - 10), high]) }, y: { range: (u, low, high) => (zoom && low != null && high - low < Math.abs(high) / 2 ? [low - (high - low || 1) * 0.15, high + (high - low || 1) * 0.15] : [Math.min(0, low ?? 0), (high ?? 1) > 0 ? high * 1.12 : 1]) } },
         axes: [{ ...axis, space: 74, values: (u, ticks, at, room, step) => ticks.map((v) => moment(v, step)) }, { ...axis, size: 62, values: (u, ticks) => ticks.map((v, i) => (i && format(v) === format(ticks[i - 1]) ? "" : format(v))) }],
         series: [{}, ...series.map((one, i) => ({
