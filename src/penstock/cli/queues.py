@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from io import BufferedReader
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -56,8 +57,8 @@ def put_message(
 
 def _line_batches() -> Iterator[list[bytes]]:
     """Yield the lines of stdin as they come; `Invalid` for one that is too long, also if it never ends."""
-    rest = b""
-    while data := sys.stdin.buffer.read1(1 << 20):
+    stdin, rest = cast(BufferedReader, sys.stdin.buffer), b""
+    while data := stdin.read1(1 << 20):
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > VALUE_BYTES_MAX:
             raise Invalid(f"a line of stdin has more than {VALUE_BYTES_MAX:,} bytes, which no message may have")

@@ -187,7 +187,9 @@ def page_lines(
         _tables(page.tables, style) if page.tables else ["none: see `penstock table create`"]
     )
     if page.consumers:
-        rows = [("queue", "consumer", "lag", "leased", "rows in", "rows out", "duplicates", "seen")]
+        rows: list[tuple[str, ...]] = [
+            ("queue", "consumer", "lag", "leased", "rows in", "rows out", "duplicates", "seen")
+        ]
         for c in page.consumers:
             counts = ["" if count is None else f"{count:,}" for count in (c.rows_in, c.rows_out, c.duplicates)]
             rows.append((c.queue, c.consumer, f"{c.lag:,}", f"{c.leased:,}", *counts, _ago(c.seen)))

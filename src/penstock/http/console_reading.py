@@ -43,10 +43,12 @@ class Parameters:
         """Return a whole number within bounds."""
         value = self._given.get(name, default)
         try:
-            found = default if value in ("", None) else int(value)
-        except (TypeError, ValueError):
+            if type(value) not in (int, str):  # a fraction, a bool or null of a JSON document is no number of a row
+                raise ValueError
+            found = default if value == "" else int(value)
+        except ValueError:
             raise Invalid(f"{name} is a whole number, not {str(value)[:40]!r}") from None
-        if isinstance(value, bool) or not low <= found <= high:
+        if not low <= found <= high:
             raise Invalid(f"{name} is {low} to {high}, not {found}")
         return found
 
@@ -243,7 +245,7 @@ def put_back(store: Any, table: Any, given: Parameters) -> Reply:
 
 
 def _existing_letter(table: Any, given: Parameters) -> tuple[Any, Reply]:
-    shard, sequence = given.number("shard", 0, 0, table.shards - 1), given.number("sequence", 1, 1)
+    shard, sequence = given.number("shard", 0, 0, table.shards - 1), given.number("sequence", 0, 1)
     found = table.read(shard, sequence, 1)
     letter = _letter(found[0].payload) if found and found[0].sequence == sequence else None
     if letter is None:

@@ -4,8 +4,8 @@ A stream says with the move of its consumer how many rows it wrote; the ledger s
 knew it already. The owner counts both when a batch is applied, and keeps the counts like all metrics (`kept_metrics`).
 
 Thread: `note` by the thread that applies, one at a time; the rest by any.
-Invariants: (1) a batch is counted at most once, as its verdict says. (2) at most STREAMS_MAX consumers have counts: others are
-not counted, so that nobody can fill the memory with names.
+Invariants: (1) a batch is counted at most once, as its verdict says. (2) at most STREAMS_MAX consumers have counts:
+others are not counted, so that nobody can fill the memory with names.
 """
 
 from __future__ import annotations

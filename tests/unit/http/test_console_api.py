@@ -259,6 +259,35 @@ def test_wrong_tokens_are_refused(door: Door, token: Any) -> None:
     assert door.send("/console/api/login", {"tokens": token}, **OURS)[0] in (400, 413)
 
 
+PARAMETERS = {
+    "rows?table=users": ["limit", "prefix", "after", "contains", "reverse"], "row?table=users": ["key"],
+    "messages?table=events": ["shard", "from", "limit", "contains"], "message?table=events": ["shard", "sequence"],
+    "letters?table=dead": ["limit"], "cardinality?table=metrics": ["top", "label"],
+    "neighbours?table=docs": ["k", "like", "vector"], "recall?table=docs": ["k"], "jobs?": ["limit"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["", "-1", "nan", "[]", "9" * 25, "%00", "%ff%fe", "<script>", "a" * 3_000])
+def test_no_parameter_is_a_fault_of_the_server(door: Door, value: str) -> None:
+    for path, names in PARAMETERS.items():
+        for name in names:
+            status, found, _ = door.send(f"/console/api/{path}&{name}={value}", Authorization="Bearer admin")
+            assert status in {200, 400, 404}, (path, name, value, found)
+
+
+@pytest.mark.parametrize("value", [None, -1, 1.5, True, [], {"a": [1]}, "x" * 3_000, 10**30, "\x00"])
+def test_no_value_of_a_button_is_a_fault_of_the_server(door: Door, value: Any) -> None:
+    right = {"table": "dead", "shard": 0, "sequence": 1, "job": 1, "key": "00"}
+    for name, field in [
+("compact", "table"), ("resume", "table"), ("retry", "job"), ("put_back", "shard"), ("put_back", "sequence"),
+        ("put_back", "table"), ("delete", "key"),
+    ]:  # fmt: skip
+        given = {**right, field: value}
+        status, found = door.act(name, **given)
+        assert status in {400, 404, 409}, (name, field, value, found)
+    assert door.act("put_back", table="dead", shard=0)[0] == 400  # which one?
+
+
 def test_pages_are_bounded_and_a_closed_one_makes_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "PAGES_MAX", 3)
 

@@ -47,7 +47,8 @@ export function Chart({ t, series, format = String, height = 200, zoom = false, 
   const [hidden, hide] = useState({});
   const [at, point] = useState(null);
   const shape = series.map((one) => one.name).join("\u0000") + JSON.stringify(hidden) + zoom;
-  const data = useMemo(() => [t, ...series.map((one) => one.y)], [t, series]);
+  // uPlot spans years around a single moment: one more, without values, ten seconds before
+  const data = useMemo(() => (t.length === 1 ? [[t[0] - 10, t[0]], ...series.map((one) => [null, one.y[0]])] : [t, ...series.map((one) => one.y)]), [t, series]);
   useLayoutEffect(() => {
     const make = () => {
       if (plot.current) plot.current.destroy();
@@ -55,8 +56,8 @@ export function Chart({ t, series, format = String, height = 200, zoom = false, 
       const axis = { stroke: dim, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px ui-sans-serif, system-ui, sans-serif" };
       plot.current = new uPlot({
         width: place.current.clientWidth || 300, height, legend: { show: false },
-        cursor: { y: false, points: { size: 6 } }, padding: [10, 8, 0, 0],
-        scales: { y: { range: (u, low, high) => (zoom && low != null && high - low < Math.abs(high) / 2 ? [low - (high - low || 1) * 0.15, high + (high - low || 1) * 0.15] : [Math.min(0, low ?? 0), (high ?? 1) > 0 ? high * 1.12 : 1]) } },
+        cursor: { y: false, points: { size: 6 } }, padding: [10, 26, 0, 0],
+        scales: { x: { range: (u, low, high) => (low == null ? [Date.now() / 1000 - 10, Date.now() / 1000] : [Math.min(low, high - 10), high]) }, y: { range: (u, low, high) => (zoom && low != null && high - low < Math.abs(high) / 2 ? [low - (high - low || 1) * 0.15, high + (high - low || 1) * 0.15] : [Math.min(0, low ?? 0), (high ?? 1) > 0 ? high * 1.12 : 1]) } },
         axes: [{ ...axis, space: 74, values: (u, ticks, at, room, step) => ticks.map((v) => moment(v, step)) }, { ...axis, size: 62, values: (u, ticks) => ticks.map((v, i) => (i && format(v) === format(ticks[i - 1]) ? "" : format(v))) }],
         series: [{}, ...series.map((one, i) => ({
           label: one.name, show: !hidden[one.name], stroke: css(one.color || COLORS[i % 8]), width: 2, spanGaps: false, points: { show: (u) => u.data[0].length < 3 },
@@ -72,7 +73,7 @@ export function Chart({ t, series, format = String, height = 200, zoom = false, 
     return () => { sized.disconnect(); removeEventListener("penstock-theme", make); plot.current.destroy(); plot.current = null; };
   }, [shape, height]);
   useLayoutEffect(() => { if (plot.current) plot.current.setData(data); }, [data]);
-  const shown = at == null ? t.length - 1 : at;
+  const shown = at == null ? t.length - 1 : Math.min(at, t.length - 1);
   return html`<figure class="chart" role="img" aria-label=${label || series.map((one) => one.name).join(", ")}>
     <div ref=${place}></div>
     <figcaption>${series.map((one, i) => html`<button class=${"legend" + (hidden[one.name] ? " off" : "")} key=${one.name} title="show or hide"
