@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from vector_place import DIMENSIONS, VectorModel, VectorPlace, deletes, upserts
 
@@ -87,6 +88,6 @@ def test_by_chance(seed: int) -> None:
 
 
 def test_a_feed_that_reads_no_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(View, "existing", lambda self, keys: set())
+    monkeypatch.setattr(View, "existing", lambda self, keys: np.zeros(len(keys), np.bool_))
     with pytest.raises(AssertionError):
         drive(1)

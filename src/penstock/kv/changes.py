@@ -178,7 +178,7 @@ def _writes(before: View, rows: Iterable[tuple[bytes, bytes, int]], preimages: b
 
 
 def _puts_parts(before: View, keys: Sequence[bytes], payload: bytes) -> Iterator[ChangePart]:
-    """Yield the changes by puts that never expire, which are encoded in a payload: in one part, unless they are many."""
+    """Yield the changes by puts that never expire, encoded in a payload: in one part, unless they are many."""
     flags = before.existing(keys)
     whole = len(payload) <= 2 * PART_BYTES
     for start, end, data in [(0, len(keys), payload)] if whole else section.divided(payload, PART_BYTES):

@@ -165,14 +165,18 @@ def divided(payload: bytes, bytes_max: int) -> Iterator[tuple[int, int, bytes]]:
     while start < count:
         before = int(sizes[start - 1]) if start else 0
         end = min(count, start + 1 + int(np.searchsorted(sizes[start:], before + bytes_max)))
-        yield start, end, b"".join(
-            (
-                _HEADER.pack(PLAIN, end - start),
-                lengths[start:end].tobytes(),
-                lengths[count + start : count + end].tobytes(),
-                payload[borders[start] : borders[end]],
-                payload[borders[count + start] : borders[count + end]],
-            )
+        yield (
+            start,
+            end,
+            b"".join(
+                (
+                    _HEADER.pack(PLAIN, end - start),
+                    lengths[start:end].tobytes(),
+                    lengths[count + start : count + end].tobytes(),
+                    payload[borders[start] : borders[end]],
+                    payload[borders[count + start] : borders[count + end]],
+                )
+            ),
         )
         start = end
 

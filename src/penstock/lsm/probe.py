@@ -53,4 +53,3 @@ def _distinct(sizes: I64) -> list[int]:
 def _windows(data: Any, size: int) -> npt.NDArray[np.void]:
     """Return an item of `size` bytes for every byte of `data` that one can begin at, without a copy."""
     return np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))
-

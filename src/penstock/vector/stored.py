@@ -7,7 +7,7 @@ Invariant: values that cannot have been written by a draft raise `CorruptionErro
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,7 +52,7 @@ class StoredRows(Protocol):
 
     def get(self, key: bytes) -> bytes | None: ...
 
-    def existing(self, keys: Collection[bytes]) -> set[bytes]: ...
+    def existing(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]: ...
 
     def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]: ...
 

@@ -1396,4 +1396,5 @@ def test_threads_that_write_one_after_the_other_share_flushes() -> None:
         outcomes = [box.begin(run) for _ in range(8)]
         box.join()
         assert outcomes == [[None]] * 8
+        box.coordinator.wait_applied()  # all are durable: the last may still be applied by the background thread
         assert box.coordinator.seal_pending().view == {"a": 400}

@@ -73,6 +73,28 @@ def test_a_part_may_end_with_a_preimage(monkeypatch: pytest.MonkeyPatch) -> None
         assert follow({}, changes_of(store, "t"), preimages=True) == {}
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_many_puts_of_one_commit_are_divided(monkeypatch: pytest.MonkeyPatch, stored: bool) -> None:
+    monkeypatch.setattr(kv_changes, "PART_BYTES", 1_000)
+    store = open_simulated(SimulatedDisk(), FakeClock())
+    table = store.kv("t", changes=True)
+    table.put_many({b"%d" % number: b"1" for number in range(1, 600, 3)}, durable=True)
+    if stored:
+        store_all(store)
+    with store.batch() as batch:  # two sections
+        batch.kv("t").put_many({b"%d" % number: b"2" for number in range(0, 600, 2)})
+        batch.kv("t").delete_range(b"x", b"y")
+    table.put_many({b"%d" % number: b"3" for number in range(600)}, durable=True)
+    changes = changes_of(store, "t")
+    seen: set[bytes] = set()
+    for _, kind, key, _ in changes:
+        assert kind == ("update_postimage" if key in seen else "insert")
+        seen.add(key)
+    assert len(changes) == 200 + 300 + 600
+    assert follow({}, changes, preimages=False) == dict(table.scan())
+    assert max(sum(1 for _ in tree.scan(b"c", b"d")) for tree, _ in store._maintenance.trees()) > 10  # its feed
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_large_commits_are_not_read_together(path: Path, remote: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_reading, "BATCH_BYTES", 100_000)

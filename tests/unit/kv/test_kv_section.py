@@ -53,6 +53,17 @@ def sections_of(batch: list[Write]) -> list[Rows | Ranges]:
     return [part for group in delta.groups for held in group.sections.values() for part in parts(held)]
 
 
+@given(st.dictionaries(keys, st.binary(max_size=40), min_size=1), st.integers(1, 200))
+def test_a_section_of_puts_is_divided_into_sections(puts: dict[bytes, bytes], bytes_max: int) -> None:
+    parts = list(section.divided(encode(Rows.of(puts)), bytes_max))
+    assert [start for start, _, _ in parts] == [0, *(end for _, end, _ in parts[:-1])]
+    pieces = [decode(data) for _, _, data in parts]
+    assert [(key, value) for piece in pieces for key, value in piece.items()] == list(puts.items())  # type: ignore[union-attr]
+    for (start, end, data), piece in zip(parts, pieces, strict=True):
+        assert (len(piece), encode(piece)) == (end - start, data)
+        assert len(data) < bytes_max + 60  # the largest row, and a header
+
+
 @given(st.lists(writes, max_size=12))
 def test_round_trip(batch: list[Write]) -> None:
     for part in sections_of(batch):

@@ -11,7 +11,7 @@ from tree_place import Place, Write
 
 from penstock.lsm import index as index_module
 from penstock.lsm import merge, sstable, view
-from penstock.lsm.probe import ProbedKeys
+from penstock.lsm.probe import PRESENT, ProbedKeys
 
 KEYS = [
     *(b"%d" % number for number in range(60)),
@@ -33,7 +33,8 @@ def check_history(seed: int, *, deletes: bool) -> None:
                 writes += [Write("put", key, b"", soon_us) for key in chance.sample(KEYS, 2)]
                 writes += [Write("add_i64", key, bytes(8)) for key in (b"sum 1", b"sum 2")]
                 if chance.random() < 0.1:
-                    writes.append(Write("delete_range", *sorted(chance.sample(KEYS, 2))))
+                    start, end = sorted(chance.sample(KEYS, 2))
+                    writes.append(Write("delete_range", start, end))
             place.write(list({write.key: write for write in writes}.values()))
             place.clock.advance(1)
             if chance.random() < 0.5:
@@ -75,7 +76,7 @@ def test_the_check_catches(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return sizes == keys._columns[0][numbers]
 
     if bug == "rows of all kinds are values":
-        monkeypatch.setattr(sstable, "UNSURE", sstable.PRESENT)
+        monkeypatch.setattr(sstable, "UNSURE", PRESENT)
     else:
         monkeypatch.setattr(ProbedKeys, "equal", careless)
         for module in (index_module, sstable):
