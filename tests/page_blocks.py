@@ -1,7 +1,7 @@
 """The code blocks of a page, run in order from top to bottom, as a reader who types them in would.
 
 Nothing is there before the first block: no store, no name. `/abs/` stands for the folder of the test, and the host
-`db.example` for this machine. Of shell blocks, the lines that call `penstock` run, `penstock serve` and those that end
+`db.example` for this machine. Of shell blocks, the lines that call `penstock` run, those that run until Ctrl-C or end
 in `&` in the background. `TOKEN` stands for the one that a command printed, and a port of 127.0.0.1 for a free one. A
 TOML block is the file of tokens.
 """
@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 from owner_processes import owners
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "tutorial.md", *sorted((DOCS / "guide").glob("*.md"))]
 SERVED = "db.example:7878"
+UNTIL_CTRL_C = ("top", "console")  # commands that run in the background although they do not end in `&`
 RUN_S = 120.0
 
 
@@ -53,7 +55,7 @@ class PageRun:
         self.ran: list[Block] = []
         self._folder = folder
         self._substitutes = {**(substitutes or {}), "/abs/": f"{folder}/"}
-        self._servers: list[subprocess.Popen[str]] = []
+        self._servers: list[subprocess.Popen[Any]] = []
         self._ports: dict[str, int] = {}
 
     def run(self) -> None:
@@ -94,8 +96,9 @@ class PageRun:
             command = [sys.executable, "-m", "penstock", *words[1:]]
             if words[1] == "serve":
                 self._serve(command)
-            elif words[-1] == "&":
-                self._servers.append(subprocess.Popen(command[:-1], cwd=self._folder, text=True))
+            elif words[-1] == "&" or words[1] in UNTIL_CTRL_C or "--follow" in words:
+                command = [word for word in command if word != "&"]
+                self._servers.append(subprocess.Popen(command, cwd=self._folder, stdout=subprocess.DEVNULL))
             else:
                 ran = subprocess.run(
                     command, cwd=self._folder, capture_output=True, text=True, timeout=RUN_S, check=False
