@@ -124,8 +124,8 @@ class Ledger:
         """Nothing is lost, doubled or torn; everybody sees the same."""
         self.store.flush(timeout_s=20)
         self.store._tasks.retry()  # a commit of descriptors that was interrupted is made later
-        rows = self.store._manifest.read(lambda view: dict(DB.scan(view)))
-        alive = {db_id: row.name for db_id, row in rows.items() if not isinstance(row.status, Tombstoned)}
+        described = self.store._manifest.read(lambda view: dict(DB.scan(view)))
+        alive = {db_id: row.name for db_id, row in described.items() if not isinstance(row.status, Tombstoned)}
         assert alive == {info.table_id: info.name for info in self.store.port.tables()}, where[-1]
         counts = dict(self.store.kv("counts", value="int64").scan())
         with self.store.snapshot() as snapshot:
