@@ -27,7 +27,7 @@ def built_beside(fs: FileSystem, path: str, suffix: str, *, keep: str = LOCK) ->
     if fs.exists(path) and fs.listdir(path):
         raise Invalid(f"{path} is not empty: give a new folder, nothing is replaced")
     work = path + suffix
-    if fs.exists(work) and not fs.exists(f"{work}/{LOCK}"):
+    if fs.exists(work) and fs.listdir(work) and not fs.exists(f"{work}/{LOCK}"):
         raise Invalid(f"{work} is in the way, and is not of an earlier attempt: move it elsewhere")
     make_dirs(fs, work)
     try:
@@ -35,6 +35,7 @@ def built_beside(fs: FileSystem, path: str, suffix: str, *, keep: str = LOCK) ->
     except StoreLocked:
         raise StoreLocked(f"{path} is being made by another process: wait for its end") from None
     try:
+        fs.fsync_dir(work)  # the lock file first: without it, what a crash leaves would not be recognised
         for name in fs.listdir(work):  # of an attempt that ended early
             if name not in (LOCK, keep):
                 try:
