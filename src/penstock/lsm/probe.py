@@ -36,7 +36,7 @@ class ProbedKeys:
         """Return, for some keys by number, whether `source` has the same bytes at `starts`, in the given sizes."""
         lengths, own_starts, data = self._columns
         result: npt.NDArray[np.bool_] = sizes == lengths[numbers]
-        for size in _distinct(sizes):
+        for size in _distinct(sizes[result]):  # of a longer one, `data` may not even have that many bytes
             if size:
                 some = np.flatnonzero(result & (sizes == size))
                 ours = _windows(data, size)[own_starts[numbers[some]]]

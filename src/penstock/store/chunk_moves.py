@@ -172,7 +172,8 @@ class ChunkMoves:
         except CorruptionError as error:
             here = f"{self._root}/{path}"
             with suppress(FileNotFoundError):
-                if file_checksum(self._fs, here, self._stop) == (size, checksum):
+                is_own = name.startswith(f"{self._store}/")  # an inherited object is another store's
+                if is_own and file_checksum(self._fs, here, self._stop) == (size, checksum):
                     self._objects.delete(name)
                     put_file(self._fs, self._objects, here, name)
             return [(error.path, error.reason)]

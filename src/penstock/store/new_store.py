@@ -7,7 +7,7 @@ that ended early left is recognised by its lock file, and removed by the next on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from penstock.errors import Invalid, StoreLocked
@@ -19,10 +19,10 @@ LOCK = "LOCK"  # a store's own: held while the copy is incomplete
 
 
 @contextmanager
-def built_beside(fs: FileSystem, path: str, suffix: str, *, keep: str = LOCK) -> Iterator[str]:
+def built_beside(fs: FileSystem, path: str, suffix: str, *, keep: Collection[str] = ()) -> Iterator[str]:
     """Yield an empty folder beside `path`, which must not exist or be empty; rename it to `path` at the end.
 
-    `keep`: a file that stays there from an attempt that ended early.
+    `keep`: files that stay there from an attempt that ended early.
     """
     if fs.exists(path) and fs.listdir(path):
         raise Invalid(f"{path} is not empty: give a new folder, nothing is replaced")
@@ -37,7 +37,7 @@ def built_beside(fs: FileSystem, path: str, suffix: str, *, keep: str = LOCK) ->
     try:
         fs.fsync_dir(work)  # the lock file first: without it, what a crash leaves would not be recognised
         for name in fs.listdir(work):  # of an attempt that ended early
-            if name not in (LOCK, keep):
+            if name != LOCK and name not in keep:
                 try:
                     fs.unlink(f"{work}/{name}")
                 except (IsADirectoryError, PermissionError):  # some systems raise the second for a folder

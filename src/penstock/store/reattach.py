@@ -87,7 +87,7 @@ class Reattachment:
     def run(self, path: str, store: str | None, number: int | None) -> ReattachReport:
         """Make the store at `path`, which must not exist or be empty."""
         listing = self._listing(self._find(store), number)
-        with built_beside(self._fs, path, REATTACHING, keep=HEIR) as work:
+        with built_beside(self._fs, path, REATTACHING, keep=(HEIR, "STORE")) as work:  # both may name its UUID
             uuid = self._uuid(work)
             self._fetch_files(listing, work)
             evicted = self._evict_rows(work)

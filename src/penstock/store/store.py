@@ -430,6 +430,10 @@ class Store(TableOperations):
         2
         """
         self._check_writable()
+        with translate_os_errors():
+            return threads.run_uninterrupted(self._rotate_keys)  # an interrupt must not leave the turn taken
+
+    def _rotate_keys(self) -> RotationReport:
         if not self._rotating.acquire(blocking=False):  # two that read different keys would undo each other
             raise Backpressure(f"another rotation of the keys of {self.path} is running: wait for its end")
         try:
@@ -439,8 +443,7 @@ class Store(TableOperations):
                     self._port.rewrap(info, key)
                     rewrapped.append(info.name)
             self._keys.check_stored(self._port.tables())
-            with translate_os_errors():  # leave no older form of the keys in the files of the ledger
-                threads.run_uninterrupted(self._rewrite_ledger)
+            self._rewrite_ledger()  # leave no older form of the keys in the files of the ledger
             return RotationReport(version, rewrapped)
         finally:
             self._rotating.release()

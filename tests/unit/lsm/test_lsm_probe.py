@@ -18,6 +18,7 @@ KEYS = [
     *(b"a long shared beginning %04d" % number for number in range(60)),
     *(bytes(size) for size in range(1, 20)),  # the shorter are beginnings of the longer, with zeros after them
     *(b"x" + bytes(size) + b"y" for size in range(1, 20)),
+    bytes(20_000),  # longer than all others together
 ]
 
 
