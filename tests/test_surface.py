@@ -68,6 +68,7 @@ INTERNAL = {
         "open",
         "collect",
         "confirm_lead",
+        "begin_background",
         "view",
         "wait_view",
         *ANY_KIND,

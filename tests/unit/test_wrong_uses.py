@@ -443,7 +443,7 @@ def test_a_forked_child(store: Any) -> None:
 def test_after_an_interrupt(store: Any) -> None:
     """Wherever it comes in a call, what is wrong is refused afterwards, and what is right is done."""
     table, points = store.kv("bytes"), 0
-    for _ in every_point(lambda: table.put(b"t", b"v", durable=True), step=29):
+    for _ in every_point(lambda: table.put(b"t", b"v", durable=True), step=13):
         with pytest.raises(Invalid) as caught:
             table.put(None, b"v")
         assert one_line(caught.value)

@@ -53,13 +53,14 @@ def main() -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output, like `head`, closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush goes nowhere
+        _drop_output()
         code = 0
     except OSError as error:  # of a file that the command was given, or of its output; a store's own are translated
         if "--debug" in sys.argv:
             traceback.print_exc()
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"penstock: {where}{error.strerror or error}", file=sys.stderr)
+        _drop_output()
         code = os_exit_code(error)
     sys.exit(code)
 
@@ -76,6 +77,11 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for as long as the process runs
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         stream.reconfigure(encoding="utf-8", errors=errors)  # type: ignore[union-attr]  # in any locale: data are UTF-8
+
+
+def _drop_output() -> None:
+    """Let what is left to flush go nowhere: it would fail once more, at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def os_exit_code(error: OSError) -> int:

@@ -7,6 +7,7 @@ Invariant: while there are writes that no thread flushes, this thread is awake b
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from typing import Generic, cast
 
@@ -49,6 +50,7 @@ class Background(Generic[D, F, V]):
         self._asked_s = self._joined_s = 0.0  # when the first one did, and the last
         self._room_wanted = False  # writes wait for room
         self.awake = False  # the thread checks by itself within an interval
+        self._until_s = 0.0  # when it does, if it sleeps
         self._noticed = epochs.none  # the last epoch seen
         self._ending = False
 
@@ -89,8 +91,10 @@ class Background(Generic[D, F, V]):
     def wake_if_due(self, *, room_wanted: bool) -> None:
         """Wake the thread if it has work."""
         self._room_wanted = room_wanted
-        asleep = not self.awake and self._executor.has_writes()
-        if asleep or self._executor.apply_left or self._trigger() is not None:
+        executor = self._executor
+        asleep = not self.awake and executor.has_writes()
+        late = self._requested and executor.can_lead() and executor.has_writes() and self._gathered_s() < self._until_s
+        if asleep or late or executor.apply_left or self._trigger() is not None:
             self._wakeup.notify()
 
     def claim(self, worker: Waiter) -> Trigger | None:
@@ -116,8 +120,9 @@ class Background(Generic[D, F, V]):
                 self.awake = sleep_s is not None
                 if not self.awake:
                     self._buffer.shut_room()  # the next write wakes the thread
+                self._until_s = math.inf if sleep_s is None else self._clock.monotonic_s() + sleep_s
                 self._wakeup.wait(sleep_s)
-            self.awake = True
+            self.awake, self._until_s = True, 0.0
             return trigger
 
     def _trigger(self) -> Trigger | None:
@@ -148,6 +153,8 @@ class Background(Generic[D, F, V]):
         executor = self._executor
         if executor.failure is not None:
             return None
+        if not executor.has_writes():
+            self._requested = False  # what was asked for is in a batch already
         if executor.has_writes() and executor.can_lead():
             due_s = min(self._due_s, self._gathered_s()) if self._requested else self._due_s
             return max(0.0, due_s - self._clock.monotonic_s())

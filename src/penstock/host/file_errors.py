@@ -43,7 +43,7 @@ def _translated(error: OSError) -> PenstockError:
     if error.errno == errno.ELOOP:
         return Invalid(f"{where} is a link to itself: restore the file it should point to")
     if error.errno == errno.ENAMETOOLONG:
-        return Invalid(f"the path of {len(where)} characters is too long for this system: give a shorter one")
+        return Invalid(f"{where[:80]} is too long a path ({len(where)} characters): give a shorter one")
     if error.errno in _NO_ACCESS:
         return Invalid(f"{where} cannot be used ({reason}): {_ACCESS}")
     return DiskFailed(f"{where} cannot be used ({reason}): check the disk, then retry")
@@ -79,8 +79,10 @@ def _wrong_type(error: OSError) -> Invalid:
     if isinstance(error, IsADirectoryError):
         wanted = "file"
     elif isinstance(error, NotADirectoryError):  # it says what was wanted there; what stands in its way is above
-        while where != os.path.dirname(where) and not os.path.isfile(where):
-            where = os.path.dirname(where)
+        above = where
+        while above != os.path.dirname(above) and not os.path.isfile(above):
+            above = os.path.dirname(above)
+        where = above if os.path.isfile(above) else where
     return Invalid(f"{where} is not a {wanted}, but the store needs one there: move it elsewhere, or give another path")
 
 

@@ -82,8 +82,8 @@ class ConsumerPosition(msgspec.Struct, frozen=True, array_like=True):
 class StreamTotals(msgspec.Struct, frozen=True, array_like=True):
     """What the streams of a consumer did since the store was made.
 
-    >>> [consumer.stream for consumer in store.queue("events").consumers()]  # none is moved by a stream
-    [None]
+    >>> {consumer.name: consumer.stream for consumer in store.queue("events").consumers()}  # by consumer
+    {}
     """
 
     batches: int = 0  # committed

@@ -100,7 +100,8 @@ class ElectingRaft(FollowingRaft):
             self._inquired_s = now_s
             for name in self._nodes:
                 self._tell(name, Inquire(self.term, self.log.state.life))
-        is_founder, born = self.log.state.standing == FOUNDER, None
+        # A founder without entries brought nothing, and would wait for itself.
+        is_founder, born = self.log.state.standing == FOUNDER and self.log.last > 0, None
         if is_founder or self.log.last == 0:
             born = joining.founders(is_founder=is_founder)
         for name in self._nodes:
@@ -122,7 +123,7 @@ class ElectingRaft(FollowingRaft):
                 self._joining.take(member, message)
             return
         state = self.log.state
-        standing = FRESH if state.standing == JOINING and self.log.last == 0 else state.standing
+        standing = FRESH if state.standing in (JOINING, FOUNDER) and self.log.last == 0 else state.standing
         leads = bool(self._isLeader())
         self._tell(
             member,

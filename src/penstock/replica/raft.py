@@ -79,6 +79,8 @@ class Raft(ElectingRaft):
         """Return how long nothing is due, at most `wait_s`."""
         if not self._isLeader():
             return wait_s
+        if self.log.last > self.log.committed:  # this tick may commit, and then a notice is due
+            wait_s = min(wait_s, NOTICE_S)
         return max(0.0, min(wait_s, self._SyncObj__newAppendEntriesTime - self._now()))
 
     def receive(self, member: str, message: Message) -> None:

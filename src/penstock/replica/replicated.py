@@ -261,6 +261,8 @@ class Replicated:
         raise proposal.error
 
     def records(self, start: int) -> Iterator[tuple[Lsn, bytes]]:
+        if self._closed:  # entries in memory could still be read
+            raise Closed("this member is closed: open it again")
         return self._entries.records(start)
 
     def term(self, lsn: int) -> int | None:

@@ -25,7 +25,7 @@ from penstock.scheduler.task_table import TaskLimits, TaskRun, TaskTable
 
 _log = logging.getLogger(__name__)
 
-_BEGIN_S = 0.05  # the first runs leave the interpreter to the caller that opens a store, until it has
+_BEGIN_S = 1.0  # `begin` is never waited for longer
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,126}")
 
 
@@ -83,8 +83,13 @@ class Scheduler:
         self._workers: list[threading.Thread] = []  # guarded by _lock
         self._forget_exit: Callable[[], None] | None = None  # guarded by _lock
 
-    def start(self) -> Scheduler:
-        """Start the workers, once. Without them only `run_pending` runs anything."""
+    def start(self, *, begins: bool = True) -> Scheduler:
+        """Start the workers, once. Without them only `run_pending` runs anything.
+
+        With `begins=False` they run nothing before `begin`, and leave the interpreter to the caller meanwhile.
+        """
+        if begins:
+            self.begin()
         with self._lock:
             if not self._workers and not self._table.stop.is_set():
                 table = self._table
@@ -94,6 +99,10 @@ class Scheduler:
                         self._workers.append(worker)
                 self._forget_exit = threads.at_exit(self, Scheduler.shutdown)
         return self
+
+    def begin(self) -> None:
+        """Let the workers run what is due."""
+        self._table.begun.set()
 
     def register(self, task: BackgroundTask) -> Scheduler:
         """Repeat a task, beginning now. Returns the scheduler, so that calls can be chained."""
@@ -177,7 +186,7 @@ class Scheduler:
 
 def _work(table: TaskTable) -> None:
     """Run what is due: the body of a worker thread."""
-    table.stop.wait(_BEGIN_S)
+    table.begun.wait(_BEGIN_S)
     while (run := table.claim(wait=True)) is not None:
         _execute(table, run)
 

@@ -106,6 +106,7 @@ class TaskTable:
 
     def __init__(self, clock: Clock, limits: TaskLimits) -> None:
         self.stop = threading.Event()
+        self.begun = threading.Event()
         self.discarded = False  # set without the lock by a scheduler that is collected: see `Scheduler.__del__`
         self._clock = clock
         self._limits = limits
@@ -225,6 +226,7 @@ class TaskTable:
         """Start no more periodic runs; workers end when the spawned functions are done."""
         with self._changed:
             self.stop.set()
+            self.begun.set()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until nothing runs or waits; False after `timeout_s` seconds."""

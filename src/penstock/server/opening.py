@@ -110,7 +110,7 @@ def _open_and_serve(
     try:
         while True:
             try:
-                store = opener(fs=files)
+                store = opener(fs=files, begins=False)
             except StoreLocked as locked:
                 _ask_to_yield(name, locked, clock, deadline_s)
                 continue
@@ -119,7 +119,9 @@ def _open_and_serve(
             except BaseException:
                 store.close()
                 raise
-            return _with_endpoint(store)
+            store = _with_endpoint(store)
+            store.begin_background()
+            return store
     finally:
         opening.release()
 

@@ -96,7 +96,7 @@ class TableRef:
         return info
 
     def _unknown(self) -> NotFound:
-        names = [info.name for info in self.store().port.tables()]
+        names = [info.name for info in self.store().port.tables() if info.name != self.table]
         near, some = difflib.get_close_matches(self.table, names, 3), ", ".join(names[:10])
         hint = f"did you mean {' or '.join(near)}?" if near else f"it has {some or 'none'}; make a new one first"
         return NotFound(f"there is no table {self.table} in {self.path}: {hint}")

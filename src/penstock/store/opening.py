@@ -205,9 +205,13 @@ class OpenedParts(WiredParts):
             self._scheduler.register(task)
         for name, interval_s in self.settings.task_intervals_s.items():
             self._scheduler.set_interval(name, interval_s)
-        self._scheduler.start()
+        self._scheduler.start(begins=False)  # what is left to do until the caller has the store is quicker alone
         self._started = True
         self._parts.callback(threads.at_exit(self, OpenedParts.close))
+
+    def begin_background(self) -> None:
+        """Begin the periodic tasks: the store is in the hands of its caller."""
+        self._scheduler.begin()
 
     # -- closing
 

@@ -73,10 +73,11 @@ def open_store(
     read_only: bool = False,
     consensus: MemberJournal | None = None,
     archive: str | None = None,
+    begins: bool = True,
 ) -> Store:
     """Open the store in `path` as its owner; create it if it does not exist.
 
-    `read_only`: open an existing store without changing a byte, as it is on disk now. What recovery would write stays
+    `begins=False`: the caller calls `begin_background` when it is ready. `read_only`: open an existing store without changing a byte, as it is on disk now. What recovery would write stays
     in memory. An owner cannot open the store before this one is closed.
     """
     fs, clock, random = fs or OsFileSystem(), clock or SystemClock(), random or system_random()
@@ -86,7 +87,7 @@ def open_store(
         with translate_os_errors():
             if read_only:
                 return _open_read_only(str(path), chosen, fs, clock, random, archive)
-            return Store(
+            store = Store(
                 str(path),
                 settings=chosen,
                 fs=fs,
@@ -96,6 +97,9 @@ def open_store(
                 consensus=consensus,
                 archive=archive,
             )
+            if begins:
+                store.begin_background()
+            return store
 
     # Return this call directly: an interrupt after it would leave an open store that nobody can close.
     return threads.run_uninterrupted(opened, undo=Store.close)

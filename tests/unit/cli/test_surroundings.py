@@ -109,7 +109,7 @@ def test_a_terminal_that_cannot_draw_gets_text(store: Store, monkeypatch: pytest
     assert not any("\x1b" in run(*page, terminal=True).out for page in pages if page[0] != "top")  # which moves lines
 
 
-def test_ctrl_c_ends_a_campaign_and_its_child_in_silence(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_campaign_and_its_child_in_one_line(tmp_path: Path) -> None:
     """A terminal sends the signal to every process of the command."""
     process = subprocess.Popen(
         [*PROGRAM, "check", str(tmp_path), "--campaign", "--seconds", "600"],
@@ -119,7 +119,8 @@ def test_ctrl_c_ends_a_campaign_and_its_child_in_silence(tmp_path: Path) -> None
         os.sched_yield()
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    assert (process.returncode, out, err) == (130, b"", b"")
+    said = b"penstock: interrupted: the store of the trial was removed\n"
+    assert (process.returncode, out, err) == (130, b"", said)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -403,8 +403,8 @@ def test_members_of_a_cluster_are_listed(tmp_path: Path) -> None:
 
         def write_file() -> None:
             lines = [f'cluster = "{cluster.cluster.hex()}"\n']
-            for name, (host, port) in served.items():
-                lines.append(f'[members.{name}]\nclients = "{host}:{port}"\nmembers = "{host}:1"\n')
+            for number, (name, (host, port)) in enumerate(served.items(), 1):
+                lines.append(f'[members.{name}]\nclients = "{host}:{port}"\nmembers = "{host}:{number}"\n')
             (tmp_path / "cluster.toml").write_text("".join(lines))
 
         def roles() -> dict[str, str]:

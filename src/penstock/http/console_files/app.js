@@ -1,4 +1,4 @@
-// The frame of the console: navigation, the state of the connection, keys, and the screen of the address.
+// The frame: navigation, the connection's state, keys, and the screen of the address.
 import { html, render, useEffect, useState } from "./preact.js";
 import { state, useLive, start, login, ask, whole, span } from "./live.js";
 import { useRoute, link, go, Dialogs, Failed } from "./parts.js";

@@ -1,4 +1,4 @@
-// Jobs on an axis of time, the files of a table by level, and the members of a cluster.
+// Jobs on an axis of time, files by level, and members of a cluster.
 import { html, useState, useEffect, useMemo } from "./preact.js";
 import { read, whole, bytes, short, span, clock, ago, keyText } from "./live.js";
 import { Table, Panel, Failed, Pick, State, Act, useLoad, link, go } from "./parts.js";

@@ -1,4 +1,4 @@
-// What the page knows: requests to the API, the samples that the server sends, and numbers as text.
+// What the page knows: requests, samples that the server sends, and numbers as text.
 import { useState, useEffect } from "./preact.js";
 
 export const state = { hello: null, samples: [], connected: false, needsToken: false, error: "" };

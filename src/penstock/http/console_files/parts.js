@@ -1,4 +1,4 @@
-// The parts that screens are made of: charts, tables, payloads, dialogs. Data enter the document as text only.
+// Parts of screens: charts, tables, payloads, dialogs. Data enter the document as text only.
 import { html, useState, useEffect, useRef, useLayoutEffect, useMemo } from "./preact.js";
 import { fromBase64, asText, toHex, bytes, whole, act } from "./live.js";
 
@@ -47,7 +47,7 @@ export function Chart({ t, series, format = String, height = 200, zoom = false, 
   const [hidden, hide] = useState({});
   const [at, point] = useState(null);
   const shape = series.map((one) => one.name).join("\u0000") + JSON.stringify(hidden) + zoom;
-  // uPlot spans years around a single moment: one more, without values, ten seconds before
+  // uPlot spans years around one moment: another, without values, comes before it
   const data = useMemo(() => (t.length === 1 ? [[t[0] - 10, t[0]], ...series.map((one) => [null, one.y[0]])] : [t, ...series.map((one) => one.y)]), [t, series]);
   useLayoutEffect(() => {
     const make = () => {

@@ -1,4 +1,4 @@
-// PromQL with completion, history, table and graph; and how many series there are of what.
+// PromQL with completion, history, table and graph; and cardinality.
 import { html, useState, useEffect, useMemo, useRef } from "./preact.js";
 import { read, promql, ask, whole, short, clock } from "./live.js";
 import { Chart, Table, Panel, Failed, Pick, Bars, useLoad, link, go } from "./parts.js";

@@ -1,4 +1,4 @@
-// Vectors: the neighbours of one, a map of them, and what share of the true neighbours the index finds.
+// Vectors: neighbours of one, a map of them, and the index's recall.
 import { html, useState } from "./preact.js";
 import { read, whole } from "./live.js";
 import { Table, Panel, Failed, Pick, preview, useLoad, go } from "./parts.js";
