@@ -77,8 +77,9 @@ def open_store(
 ) -> Store:
     """Open the store in `path` as its owner; create it if it does not exist.
 
-    `begins=False`: the caller calls `begin_background` when it is ready. `read_only`: open an existing store without changing a byte, as it is on disk now. What recovery would write stays
-    in memory. An owner cannot open the store before this one is closed.
+    `begins=False`: the caller calls `begin_background` when it is ready. `read_only`: open an existing store without
+    changing a byte, as it is on disk now. What recovery would write stays in memory. An owner cannot open the store
+    before this one is closed.
     """
     fs, clock, random = fs or OsFileSystem(), clock or SystemClock(), random or system_random()
     chosen = settings or StoreSettings()
