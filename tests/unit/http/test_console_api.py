@@ -426,7 +426,7 @@ def test_members_of_a_cluster_are_listed(tmp_path: Path) -> None:
             gone = next(name for name in served if name != leader)
             cluster.stop(gone)
             assert roles()[gone] == "away"
-            served[gone] = "localhost", served[leader][1]  # a member that was replaced: its file has another address
+            served[gone], served[leader] = served[leader], served[gone]  # their file has other addresses
             write_file()
             await_true(lambda: roles()[gone] != "away", "the new address is asked")
             sample = at.read("sample")
