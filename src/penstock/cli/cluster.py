@@ -274,7 +274,7 @@ def status(
     """Say which members answer, and which one leads.
 
     `acknowledged` is the LSN up to which a member has all records on disk, as the leader knows; `masters` the number of
-    partitions whose reads it is preferred for.
+    partitions whose reads it is preferred for. Ends with 1 if a member does not answer, or none leads.
     """
     config = read_cluster(folder)
     found = _ask_members(folder, config, token)
@@ -287,6 +287,8 @@ def status(
         (name, at.clients, found[name][0], upto.get(name, 0), mastered[name]) for name, at in config.members.items()
     )
     Output(json=json).rows(("member", "clients", "role", "acknowledged", "masters"), rows)
+    if leader is None or _AWAY in found.values():
+        raise typer.Exit(1)
 
 
 def member_roles(folder: Path, token: str | None) -> Callable[[], list[dict[str, str]]]:

@@ -20,6 +20,7 @@ import msgspec
 import penstock
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.environment import KEYS_VARIABLE
 from penstock.protocol import wire
 from penstock.protocol.report import OwnerReport
 
@@ -37,6 +38,9 @@ class StartingOwner:
         code = str(Path(penstock.__file__).parents[1])
         inherited = os.environ.get("PYTHONPATH", "")
         environment = {**os.environ, "PYTHONPATH": f"{code}:{inherited}" if inherited else code}
+        keys = environment.get(KEYS_VARIABLE, "")
+        if keys.startswith("file:"):  # its owner runs in another folder
+            environment[KEYS_VARIABLE] = f"file:{os.path.abspath(keys.removeprefix('file:'))}"
         self._pipe, output = os.pipe()
         try:
             process = subprocess.Popen(

@@ -29,7 +29,6 @@ from penstock.partition.storage_options import codecs_of, decode_storage, encode
 _SECTION = struct.Struct("<7sxQ")  # a label, the partition
 _LABEL = b"section"
 KEY_ID = "master"  # in the options of encrypted tables: a store has one series of master keys
-KEYS_VARIABLE = "PENSTOCK_KEYS"  # file:PATH or env:NAME, for an owner that gets no keys=
 
 
 class StoreKeys:
@@ -64,7 +63,10 @@ class StoreKeys:
         if not encrypted:
             return encode_storage(msgspec.structs.replace(options, encryption=None)), None
         if self._masters is None:
-            raise KeyMissing("an encrypted table needs a master key: open the store with keys=")
+            raise KeyMissing(
+                "an encrypted table needs a master key: open the store with keys=, or set PENSTOCK_KEYS before its "
+                "owner starts"
+            )
         key = wrap(self._random.randbytes(KEY_BYTES), self._masters, self.newest(), self._identity, self._random)
         return encode_storage(msgspec.structs.replace(options, encryption=EncryptionConfig(KEY_ID, key.version))), key
 

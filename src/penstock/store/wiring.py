@@ -19,7 +19,7 @@ from penstock.coordinator import WriteCoordinator
 from penstock.errors import Closed, DiskFull, Invalid, KeyMissing, NotLeader, WrongKey
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.host.environment import environment_variable
+from penstock.host.environment import KEYS_VARIABLE, environment_variable
 from penstock.host.files import FileSystem, Lock
 from penstock.host.metrics import Metrics
 from penstock.host.randomness import Random
@@ -68,7 +68,7 @@ from penstock.store.flusher import StoreFlusher
 from penstock.store.following import RAFT_FILE, Follower, MemberJournal, cluster_ids
 from penstock.store.governor import MemoryGovernor
 from penstock.store.journal_trimming import JournalTrimmer
-from penstock.store.keys import KEYS_VARIABLE, StoreKeys
+from penstock.store.keys import StoreKeys
 from penstock.store.port import LocalPort
 from penstock.store.reserve import Reserve
 from penstock.store.settings import StoreSettings

@@ -12,6 +12,7 @@ import pytest
 from owner_processes import hurry, outcome, owners, said, script, state_of, succeeds, until
 
 import penstock
+from penstock.archive.master_keys import format_key
 from penstock.client.connect import connect
 from penstock.errors import PenstockError, StoreLocked, WaitExpired
 from penstock.host.os_files import OsFileSystem
@@ -163,3 +164,13 @@ def test_a_client_that_is_killed_while_its_owner_starts(path: Path) -> None:
 def test_a_timeout_that_is_none(path: Path, timeout_s: float) -> None:
     with pytest.raises(penstock.errors.Invalid, match="timeout_s"):
         connect(path, timeout_s=timeout_s)
+
+
+def test_a_key_file_is_found_from_the_folder_of_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "master.keys").write_text(format_key(1, b"k" * 32) + "\n")
+    (tmp_path / "master.keys").chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_KEYS", "file:master.keys")
+    with connect(tmp_path / "sealed", create=True) as store:
+        store.kv("secrets", encrypted=True).put(b"a", b"1", durable=True)
+        assert store.kv("secrets")[b"a"] == b"1"
