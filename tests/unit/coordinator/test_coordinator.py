@@ -1270,6 +1270,43 @@ def test_the_background_thread_waits_for_a_group_and_not_for_long(box: Box) -> N
     assert [last - first + 1 for first, last, _ in box.flusher.calls] == [3, 3, 3, 2, 2, 1, 1]
 
 
+def test_a_request_for_what_is_on_its_way_is_not_left_over(box: Box) -> None:
+    """With one left over, the next group's requests would wake nobody, and wait for the timer."""
+    background, lock = box.coordinator._background, box.coordinator._lock
+
+    def ask(where: str) -> None:
+        if where == "make_durable":
+            with lock:
+                background.ask()
+
+    box.flusher.watch = ask
+    box.write()
+    box.clock.advance(60)
+    assert box.coordinator.run_pending() == 1
+    with lock:
+        background._sleep_s()  # as the thread does when it finds nothing more
+        assert not background._requested
+
+
+def test_a_thread_that_sleeps_past_the_time_of_a_group_is_woken(box: Box) -> None:
+    background, lock = box.coordinator._background, box.coordinator._lock
+    woken: list[None] = []
+    background._wakeup.notify = lambda n=1: woken.append(None)  # type: ignore[method-assign]
+    box.coordinator._executor._group = 2  # one more is expected than comes
+    with lock:
+        background.awake, background._until_s = True, box.clock.monotonic_s() + 60  # it found that another led
+        box.coordinator._executor.flush_s_last = 1.0
+        background.ask()
+        woken.clear()
+        background.wake_if_due(room_wanted=False)
+        assert not woken  # nothing to flush
+    box.write()
+    with lock:
+        woken.clear()
+        background.wake_if_due(room_wanted=False)
+        assert woken
+
+
 def test_others_than_those_who_were_woken_are_no_reason_to_wait(box: Box) -> None:
     threads = Threads(box)
     for first in range(0, 20, 2):
