@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from penstock.errors import GateShut, NotFound, UniqueJobAlreadyPending
@@ -23,7 +24,7 @@ from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.keys import JobId
 from penstock.manifest.records import FailedPermanent, InFlight, JobKind, Pending
 from penstock.scheduler.runner import JobResult, JobRunner, JobRunnerSettings, run_job
-from penstock.scheduler.task import Outcome, PeriodicTask, StopSignal, TaskLoad
+from penstock.scheduler.task import Outcome, PeriodicTask, StopSignal
 
 WAIT_S = 60.0
 LOOK_S = 0.05  # between two looks at a job that another thread runs
@@ -79,7 +80,7 @@ class DurableJobs:
 
         A runner of its own: an upload that takes an hour must not delay a checkpoint.
         """
-        looking = [PeriodicTask(work.task, work.interval_s, self._enqueuing(work)) for work in self._works.values()]
+        looking = [PeriodicTask(work.task, work.interval_s, partial(self._look, work)) for work in self._works.values()]
         settings = JobRunnerSettings(renew_every_s=self._jobs.lease_s / 3)
         running = [
             JobRunner(runner_of(work.task), self._jobs, {kind: work.run}, settings=settings)
@@ -87,8 +88,10 @@ class DurableJobs:
         ]
         return [*looking, *running]
 
-    def _enqueuing(self, work: DurableWork) -> _Look:
-        return _Look(self, work)
+    def _look(self, work: DurableWork) -> Outcome:
+        """Enqueue what is due of a kind, as a task."""
+        self.enqueue_due(work)
+        return None  # not IDLE: what is due once a store is quiet would wait for an interval that idleness made longer
 
     def enqueue_due(self, work: DurableWork) -> int:
         """Enqueue what is due of a kind; return how many jobs were added."""
@@ -149,13 +152,3 @@ class DurableJobs:
 def runner_of(task: str) -> str:
     """Return the name of the task that runs the jobs of a work."""
     return f"{task}-jobs"
-
-
-class _Look:
-    """Looks for what is due of one work."""
-
-    def __init__(self, jobs: DurableJobs, work: DurableWork) -> None:
-        self._jobs, self._work = jobs, work
-
-    def __call__(self) -> Outcome:
-        return None if self._jobs.enqueue_due(self._work) else TaskLoad.IDLE

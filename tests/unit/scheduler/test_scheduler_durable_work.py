@@ -62,6 +62,18 @@ def test_tasks_enqueue_what_is_due_once_and_run_it() -> None:
     assert not jobs.gate(2, JobKind.PURGE).is_shut()
 
 
+def test_idleness_does_not_make_looks_rarer() -> None:
+    _, _, durable, work = make()
+    clock = FakeClock()
+    scheduler = Scheduler(clock=clock)
+    for task in durable.tasks():
+        scheduler.register(task)
+    for _ in range(20):  # an idle store
+        scheduler.run_pending()
+        clock.advance(work.interval_s)
+    assert scheduler.statistics().tasks["purge"].interval_s == work.interval_s
+
+
 def test_a_job_of_a_dead_process_is_repaired_by_the_same_work() -> None:
     manifest, jobs, durable, work = make()
     durable.enqueue(JobKind.PURGE, JobRequest(db_id=2, payload=b"x"))
