@@ -1,17 +1,19 @@
 """Readers in other processes, which map files of a snapshot by name, and how long the next open must respect them.
 
-The owner knows a remote reader by its lease, which is lost with the owner. So the manifest records the length of the
-longest lease before it is granted: for that long after the next open no file is deleted, because an earlier reader may
-still use it. An owner that closes with no reader left clears it.
+The owner knows a remote reader by its lease, which is lost with the owner. So the manifest records, before a lease is
+granted, the length of the longest one and the time at which the last one will have expired: until then the next open
+deletes no file that an earlier reader may use. The time is the store's, so that an owner that is killed again and again
+does not begin to wait anew each time. When no reader is left, the record is cleared.
 
 A backup is a reader of every file: while it `holds` them, none is removed, whoever wants to.
 
-Thread: any; `_lock` guards the length and its commit, and what a backup holds.
+Thread: any; `_lock` guards the record and its commit, and what a backup holds.
+Invariant: while a lease can be alive, the record says so and its time has not come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -27,6 +29,16 @@ from penstock.manifest.records import WalStateRecord
 READERS_KEY = WalStateKey(1, 2)  # beside the rows of the ledger and of the journal
 
 
+CLOCK_MARGIN = 1.25  # the store's clock may run faster than a lease does, by a tenth
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What the manifest says of readers in other processes. Records of before `until_us` are a bare number."""
+
+    longest_s: float = 0.0  # 0: no reader ever got file names, or none has them any more
+    until_us: int | None = None  # by the store's clock: every lease will have expired
+
+
 class ReaderLeases:
     """How long readers in other processes may use files."""
 
@@ -34,16 +46,32 @@ class ReaderLeases:
         row = manifest.get_wal_state(READERS_KEY)
         self._manifest = manifest
         self._clock = clock
+        self._grace_s = grace_s
         self._lock = threads.lock("lsm.readers")
-        self._longest_s: float = msgspec.msgpack.decode(row.detail, type=float) if row is not None else 0.0
-        # No row, or 0: no reader ever got file names, or none has them any more.
-        self._until_s = clock.monotonic_s() + (max(grace_s, self._longest_s) if self._longest_s else 0.0)
+        self._record = LeaseRecord() if row is None else _decode(row.detail)  # replaced under _lock
+        self._earlier = self._record  # leases from before the open
+        self._opened_s = self._committed_s = clock.monotonic_s()
+        self._has_time = False  # before the store's clock has begun, it is the wall clock
+        self._granting = 0  # guarded by _lock: leases that are recorded and not yet held
         self.holders = 0  # guarded by _lock: backups that copy files
         self._left: list[str] = []  # guarded by _lock: files to remove when nothing holds them
 
+    def begin(self) -> None:
+        """Trust the clock from now on. Requires: it is the store's."""
+        self._has_time = True
+
     def may_remove(self) -> bool:
         """Whether no reader from before the open can exist any more, and no backup runs. Later readers hold pins."""
-        return not self.holders and self._clock.monotonic_s() >= self._until_s
+        return not self.holders and self._earlier_ended()
+
+    def _earlier_ended(self) -> bool:
+        """Whether every lease from before the open has expired: its time has come, or all of it has passed since."""
+        longest_s, until_us = self._earlier.longest_s, self._earlier.until_us
+        if not longest_s:
+            return True
+        if self._has_time and until_us is not None and self._clock.time_us() >= until_us:
+            return True
+        return self._clock.monotonic_s() >= self._opened_s + max(self._grace_s, longest_s)
 
     @contextmanager
     def holding(self, fs: FileSystem) -> Iterator[None]:
@@ -71,22 +99,47 @@ class ReaderLeases:
 
     def may_be_there(self) -> bool:
         """Whether a reader in another process may have a lease, from now or from before the open."""
-        return self._longest_s > 0
+        return self._record.longest_s > 0
+
+    @contextmanager
+    def granting(self, lease_s: float) -> Iterator[None]:
+        """Record a lease that is granted in a block, at the end of which `forget` can see that it is held."""
+        with self._lock:
+            self._granting += 1
+        try:
+            self.expect(lease_s)
+            yield
+        finally:
+            with self._lock:
+                self._granting -= 1
 
     def expect(self, lease_s: float) -> None:
-        """Record that a reader is about to get a lease of this length."""
+        """Record that a lease of this length begins now, or is renewed within the next `grace_s` seconds."""
         with self._lock:
-            if lease_s > self._longest_s:
-                self._commit(lease_s)
+            needed_us = self._clock.time_us() + int((lease_s * CLOCK_MARGIN + self._grace_s) * 1e6)
+            until_us, longest_s = self._record.until_us or 0, self._record.longest_s
+            if lease_s > longest_s or needed_us > until_us:
+                spare_us = int(max(lease_s, self._grace_s) * 1e6)  # so that not every lease is a commit
+                self._commit(LeaseRecord(max(lease_s, longest_s), max(until_us, needed_us + spare_us)))
 
-    def forget(self) -> None:
-        """Record that no reader has a lease any more, not even one from before the open."""
+    def forget(self, is_held: Callable[[], bool] = lambda: False, *, after_s: float = 0.0) -> None:
+        """Record that no reader has a lease any more, not even one from before the open, unless one `is_held`.
+
+        Not within `after_s` seconds of the last record.
+        """
         with self._lock:
-            if self._longest_s and self.may_remove():
-                self._commit(0.0)
+            if not self.may_be_there() or self._granting or not self._earlier_ended() or is_held():
+                return
+            if self._clock.monotonic_s() - self._committed_s >= after_s:
+                self._commit(LeaseRecord())
 
-    def _commit(self, longest_s: float) -> None:
+    def _commit(self, record: LeaseRecord) -> None:
         txn = self._manifest.begin_write()
-        txn.put_wal_state(READERS_KEY, WalStateRecord(detail=msgspec.msgpack.encode(longest_s)))
+        txn.put_wal_state(READERS_KEY, WalStateRecord(detail=msgspec.msgpack.encode(record)))
         txn.commit()
-        self._longest_s = longest_s
+        self._record, self._committed_s = record, self._clock.monotonic_s()
+
+
+def _decode(detail: bytes) -> LeaseRecord:
+    decoded = msgspec.msgpack.decode(detail, type=LeaseRecord | float)
+    return decoded if isinstance(decoded, LeaseRecord) else LeaseRecord(decoded)

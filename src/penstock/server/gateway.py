@@ -53,6 +53,7 @@ SNAPSHOTS_MAX, SNAPSHOTS_EACH_MAX, SNAPSHOTS_OWN = 256, 128, 4
 SCANS_MAX, SCANS_EACH_MAX, SCANS_OWN = 1_024, 512, 8
 SCANS_BEGIN_MAX, SCANS_BEGIN_S = 4, 10.0
 SCAN_LEASE_S = 60.0
+FORGET_S = 10.0  # from the record of a lease to its removal: clients come and go, and each record is a commit
 QUERY = "query-"  # prefix of the names of query snapshots
 QUERY_KEEPS_S = 5.0  # Spark never reports the end of a query: after its last use the owner waits this long to yield
 DRAIN_S = 2.0
@@ -235,9 +236,15 @@ class Gateway:
     # -- yielding and closing
 
     def maintain(self) -> None:
-        """Close scans and snapshots whose lease has expired. Called periodically."""
+        """Close scans and snapshots whose lease has expired, and record whether any is left. Called periodically."""
         self._scans.sweep()
         self._snapshots.sweep()
+        readers, lease_s = self._store.readers, self._snapshots.longest_lease_s()
+        with suppress(PenstockError):  # it is recorded at the next call
+            if lease_s:
+                readers.expect(lease_s)  # use renews leases
+            else:
+                readers.forget(lambda: len(self._snapshots) > 0, after_s=FORGET_S)
 
     def idle_s(self) -> float:
         """Return for how many seconds no client has sent a request or held anything."""
@@ -513,13 +520,13 @@ class Gateway:
 
     def _hold_snapshot(self, name: str, lease_s: float, keeps_s: float | None, rights: Rights) -> wire.SnapshotHandle:
         self._snapshots.check_room(rights.client)
-        self._store.readers.expect(lease_s)
-        snapshot = self._port.snapshot()
-        try:
-            self._snapshots.add(name, snapshot, client=rights.client, lease_s=lease_s, keeps_s=keeps_s)
-        except BaseException:
-            snapshot.close()
-            raise
+        with self._store.readers.granting(lease_s):
+            snapshot = self._port.snapshot()
+            try:
+                self._snapshots.add(name, snapshot, client=rights.client, lease_s=lease_s, keeps_s=keeps_s)
+            except BaseException:
+                snapshot.close()
+                raise
         return self._handle(name, snapshot, rights)
 
     def _join_snapshot(self, request: wire.JoinSnapshot, work: Work) -> wire.SnapshotHandle:

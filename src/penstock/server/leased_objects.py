@@ -64,6 +64,11 @@ class LeasedObjects(Generic[T]):
         with self._lock:
             return sum(measure(entry.value) for entry in self._entries.values())
 
+    def longest_lease_s(self) -> float:
+        """Return the length of the longest lease; 0 if no object is held."""
+        with self._lock:
+            return max((entry.lease_s for entry in self._entries.values()), default=0.0)
+
     def __contains__(self, name: str) -> bool:
         with self._lock:
             return name in self._entries

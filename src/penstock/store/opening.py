@@ -145,6 +145,7 @@ class OpenedParts(WiredParts):
         """Start the clock at the time of the newest record, which the ledger has by now."""
         note = read_note(self._fs, f"{self.path}/TIME", self.identity)
         self._clock.begin(self._ledger.tree.time_us, note, trust=self.settings.trust_clock)
+        self.readers.begin()
         self._save_time()
 
     def _save_time(self) -> None:

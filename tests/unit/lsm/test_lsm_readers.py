@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from store_model import SETTINGS, open_simulated
 from tree_place import Place
@@ -12,11 +14,14 @@ from tree_place import Write as WriteToTree
 
 import penstock
 from penstock.lsm.collection import CollectionSettings
+from penstock.lsm.readers import LeaseRecord, _decode
 from penstock.queue.chain import QueueSettings
 from penstock.queue.qmft import data_files
+from penstock.server import gateway, service
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
+from penstock.testing.members import await_true
 
 SMALL = replace(SETTINGS, kinds=(QueueSettings(file_bytes=512, allocate_bytes=64, index_bytes=64),))
 LEASE_S = 7_200.0
@@ -64,10 +69,10 @@ def test_leases_of_clients_are_written_down(tmp_path: Path) -> None:
     with penstock.open(root, settings=now) as store:
         client = penstock.connect(root)
         client.snapshot(lease_s=500.0)
-        assert store.readers._longest_s == 500.0
+        assert store.readers._record.longest_s == 500.0
         store.close()  # while the client has it
     with penstock.open(root, settings=now) as store:
-        assert store.readers._longest_s == 500.0
+        assert store.readers._record.longest_s == 500.0
         assert not store.readers.may_remove()
     with penstock.open(root, settings=now) as store:  # the 500 s are not over: nobody may forget them
         assert not store.readers.may_remove()
@@ -79,9 +84,83 @@ def test_leases_that_ended_are_forgotten(tmp_path: Path) -> None:
     with penstock.open(root, settings=now) as store, penstock.connect(root) as client:
         with client.snapshot(lease_s=500.0):
             pass
-        assert store.readers._longest_s == 500.0
+        assert store.readers._record.longest_s == 500.0
     with penstock.open(root, settings=now) as store:
         assert store.readers.may_remove()
+
+
+def test_an_owner_that_is_killed_more_often_than_leases_last_removes_files_all_the_same() -> None:
+    disk, clock, lease_s, life_s = SimulatedDisk(), FakeClock(), 300.0, 100.0
+    with open_simulated(disk, clock, SMALL) as store:
+        for number in range(40):
+            store.queue("q").put(b"%d" % number * 30, durable=True)
+        store.readers.expect(lease_s)
+    folder, waited_s = "/store/tables/2/0", 0.0
+    with open_simulated(disk, clock, SMALL) as store:
+        store.queue("q").trim(41, durable=True)
+    while len(list(data_files(disk, folder))) > 1:
+        assert waited_s < 4 * lease_s, "it began to wait anew at each opening"
+        with open_simulated(disk, clock, SMALL) as store:
+            store.queue("q").bounds()
+            clock.advance(life_s)
+            waited_s += life_s
+            maintained(store)
+    assert waited_s >= lease_s, "a reader of before lost its files"
+
+
+def test_a_wrong_wall_clock_takes_no_files_from_readers() -> None:
+    disk, clock, lease_s = SimulatedDisk(), FakeClock(), 300.0
+    with open_simulated(disk, clock, SMALL) as store:
+        store.queue("q").put(b"1", durable=True)
+        store.readers.expect(lease_s)
+        store._save_time()
+    clock.jump(10**6)
+    with open_simulated(disk, clock, SMALL) as store:
+        assert not store.readers.may_remove()
+        clock.advance(lease_s)
+        assert store.readers.may_remove()
+
+
+def test_a_snapshot_that_was_closed_leaves_nothing_to_wait_for_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "FORGET_S", 0.0)
+    with penstock.open(tmp_path / "store") as store, penstock.connect(tmp_path / "store") as client:
+        with client.snapshot(lease_s=500.0):
+            time.sleep(2 * service.MAINTAIN_S)
+            assert store.readers.may_be_there()
+        await_true(lambda: not store.readers.may_be_there())
+
+
+def test_a_lease_that_is_being_granted_is_not_forgotten() -> None:
+    with open_simulated(SimulatedDisk(), FakeClock(), SMALL) as store:
+        readers, held = store.readers, [1]
+        with readers.granting(500.0):
+            readers.forget()
+            assert readers.may_be_there()
+        readers.forget(lambda: bool(held))
+        assert readers.may_be_there()
+        held.clear()
+        readers.forget(after_s=10.0)
+        assert readers.may_be_there(), "each client that comes and goes is two commits"
+        readers.forget(lambda: bool(held))
+        assert not readers.may_be_there()
+
+
+def test_a_lease_that_is_renewed_stays_recorded() -> None:
+    clock = FakeClock()
+    with open_simulated(SimulatedDisk(), clock, SMALL) as store:
+        for _ in range(20):  # as maintenance does while a snapshot is used
+            store.readers.expect(300.0)
+            until_us = store.readers._record.until_us
+            assert until_us is not None
+            assert until_us >= store._clock.time_us() + 300 * 10**6
+            clock.advance(60)
+
+
+def test_a_record_of_an_older_version_is_a_length() -> None:
+    assert _decode(msgspec.msgpack.encode(500.0)) == LeaseRecord(500.0)
+    assert _decode(msgspec.msgpack.encode(LeaseRecord(500.0, 7))) == LeaseRecord(500.0, 7)
 
 
 @pytest.mark.parametrize(("made_before", "lease_s"), [(False, 0.0), (False, 100.0), (True, 0.0), (True, 100.0)])
