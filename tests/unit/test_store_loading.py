@@ -159,6 +159,32 @@ def test_rows_that_are_deleted_and_merged(store: Any) -> None:
     assert dict(table.scan()) == {b"a": 6, b"c": 7}
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_later_row_of_a_key_counts_also_after_merges(store: Any, shards: int) -> None:
+    table = store.kv("sums", value="int64", shards=shards)
+    table.put_many(dict.fromkeys((b"put", b"deleted", b"merged", b"again"), 100))
+    rows = [
+        (b"put", 1, "add_i64"),
+        (b"deleted", 1, "add_i64"),
+        (b"merged", 5, "put"),
+        (b"again", 1, "add_i64"),
+        (b"put", 5, "put"),
+        (b"deleted", None, "delete"),
+        (b"merged", 1, "add_i64"),
+        (b"again", 7, None),
+        (b"again", 1, "add_i64"),
+    ]
+    keys, values, ops = zip(*rows, strict=True)
+    batches = [
+        pa.record_batch(
+            {"key": keys[start:end], "value": pa.array(values[start:end], pa.int64()), "op": ops[start:end]}
+        )
+        for start, end in ((0, 6), (6, 9))
+    ]
+    store.load("sums", pa.Table.from_batches(batches))
+    assert dict(table) == {b"put": 5, b"merged": 6, b"again": 8}
+
+
 def test_the_last_row_of_a_key_counts(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_loading, "SORT_BYTES", 1 << 18)  # several sorted files that are merged at the end
     table = store.kv("t")

@@ -135,20 +135,27 @@ class Loader:
                 self._add_rows(number, shard, keys.take(rows), stored.take(rows), kinds[rows])
 
     def _take_merges(self, keys: Any, values: Any, ops: Any, shards: Any, deletes: Any) -> Any:
-        """Move merge operands into sections; return a mask of their rows."""
+        """Move merge operands into sections; return a mask of their rows. A later row that is not one drops them."""
         if ops is None:
             return np.zeros(len(keys), np.bool_)
         merged = ~deletes & ~_equal(ops, "put") & ops.is_valid().to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(merged).tolist():
-            operator = ops[row].as_py()
-            if operator not in MERGES[self._options.value]:
-                allowed = ", ".join(("put", "delete", *MERGES[self._options.value]))
-                raise Invalid(f"op is {operator!r}: a table of {self._options.value_name} takes {allowed}")
-            operand = values[row].as_py()
-            kind = check_operand(operator, operand)
+        if not merged.any() and self._merges.is_empty():
+            return merged
+        for row, key in enumerate(keys.to_pylist()):
             partition = self._partitions[int(shards[row])]
-            section.operate(self._merges, partition, keys[row].as_py(), (kind, operand, NEVER))
+            if merged[row]:
+                self._merge(partition, key, ops[row].as_py(), values[row].as_py())
+                continue
+            for group in self._merges.groups:
+                group.sections.get(partition, {}).pop(key, None)
         return merged
+
+    def _merge(self, partition: PartitionId, key: bytes, operator: str, operand: bytes) -> None:
+        if operator not in MERGES[self._options.value]:
+            allowed = ", ".join(("put", "delete", *MERGES[self._options.value]))
+            raise Invalid(f"op is {operator!r}: a table of {self._options.value_name} takes {allowed}")
+        kind = check_operand(operator, operand)
+        section.operate(self._merges, partition, key, (kind, operand, NEVER))
 
     def _add_rows(self, number: int, shard: _Shard, keys: Any, values: Any, kinds: Any) -> None:
         count = len(keys)
@@ -183,7 +190,7 @@ class Loader:
 
     def _finish(self, number: int) -> Iterator[PreparedRows]:
         shard, partition = self._shards[number], self._partitions[number]
-        operands = [group.sections[partition] for group in self._merges.groups if partition in group.sections]
+        operands = [rows for group in self._merges.groups if (rows := group.sections.get(partition))]
         if not shard.sorted and shard.bytes <= INLINE_BYTES_MAX:
             if shard.parts:
                 yield PreparedRows(partition, section.encode(_rows(_sorted(shard.parts))), rows=shard.rows)
