@@ -337,10 +337,10 @@ def test_a_scan_that_outlives_its_store_ends_in_silence(tmp_path: Path) -> None:
         reported: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
         store = await aio.open(tmp_path)
-        users = await store.kv("users")
-        await users.put_many({b"%d" % number: b"" for number in range(3)})
-        rows = users.scan()
-        assert await anext(rows) == (b"0", b"")
+        numbers = await store.kv("numbers", value="int64")
+        await numbers.put_many({b"%d" % number: number for number in range(3)})
+        rows = numbers.scan()
+        assert await anext(rows) == (b"0", 0)
         await store.close()
         await rows.aclose()  # type: ignore[attr-defined]
         return reported
