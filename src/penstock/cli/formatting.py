@@ -95,7 +95,7 @@ def parse_value(text: bytes, kind: pa.DataType, name: Any) -> Any:
             raise Invalid(f"{text!r} is not a decimal number") from None
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the value is not JSON ({error}): this table holds {name}") from None
 
 
@@ -123,7 +123,7 @@ def parse_json(text: str, what: str) -> Any:
     """Parse JSON that was given as `what`."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise Invalid(f"{what} is not JSON: {error}") from None
 
 

@@ -104,7 +104,7 @@ def tail(
     session.out.rows(
         COLUMNS,
         first_of(rows),
-        limit=None if start is None and not follow else shown,
+        limit=None if start is None or follow else shown,  # whether there is one more row is seen by taking it
         none="" if follow else "there are none",
     )
     while follow:
