@@ -246,6 +246,7 @@ class Sampler:
         self.history: deque[Sample] = deque(maxlen=HISTORY)
         self._pages: set[asyncio.Queue[Sample]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # held while a sample is read
         self.stopping = False
 
     @property
@@ -259,10 +260,18 @@ class Sampler:
         return await self._take()
 
     async def _take(self) -> Sample:
-        sample: Sample = await self._in_thread(self._reader.read)
-        if not self.history or sample["t"] > self.history[-1]["t"]:
-            self.history.append(sample)
-        return sample
+        newest = self._newest()
+        async with self._turn:
+            taken = self._newest()
+            if taken is not None and taken is not newest:
+                return taken  # while this one waited for its turn
+            sample: Sample = await self._in_thread(self._reader.read)
+            if taken is None or sample["t"] > taken["t"]:
+                self.history.append(sample)
+            return sample
+
+    def _newest(self) -> Sample | None:
+        return self.history[-1] if self.history else None
 
     def past(self) -> list[Sample]:
         """Return the history for a new page: fewer samples the older they are, and the more each of them holds."""
