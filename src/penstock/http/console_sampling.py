@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 from penstock.errors import PenstockError
 from penstock.host.clock import Clock
 from penstock.server.rights import READ, Rights
+from penstock.store.reports import table_size
 
 log = logging.getLogger(__name__)
 EVERY_S = 1.0
@@ -157,12 +158,10 @@ def _lag_s(table: Any, one: Any, now_us: int) -> float | None:
 
 def _size(numbers: Any) -> Sample:
     """Return rows and bytes of a table, from the statistics of its kind."""
-    rows = next(
-        getattr(numbers, name) for name in ("messages", "rows_max", "series", "count") if hasattr(numbers, name)
-    )
+    rows, size = table_size(numbers)
     return {
-        "rows": int(rows),
-        "bytes": int(numbers.file_bytes if hasattr(numbers, "file_bytes") else numbers.bytes),
+        "rows": rows,
+        "bytes": size,
         "memory": int(getattr(numbers, "memory_bytes", 0)),
         "files": int(numbers.files),
         "runs": int(getattr(numbers, "runs_max", 0)),

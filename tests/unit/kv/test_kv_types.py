@@ -330,6 +330,17 @@ def test_keys_of_text(store: Any) -> None:
     assert not table
 
 
+def test_changes_of_keys_of_text(store: Any) -> None:
+    table = store.kv("told_texts", key="utf8", changes=True)
+    for key in ("a", "b"):
+        table.put(key, b"", durable=True)
+    told = table.changes().to_arrow()
+    assert told["key"].to_pylist() == ["a", "b"]
+    first = told["_commit_version"][0].as_py()
+    assert table.changes(until=first).to_arrow()["key"].to_pylist() == ["a"]
+    assert table.changes(after=first).to_arrow()["key"].to_pylist() == ["b"]
+
+
 def test_wrong_keys_of_text(store: Any) -> None:
     table = store.kv("strict", key="utf8")
     for wrong in (b"a", 1, None, "\ud800", True):
