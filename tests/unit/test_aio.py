@@ -310,7 +310,12 @@ def test_a_task_that_is_cancelled_at_the_end_closes_all_the_same(
     """The cancellation comes before the call that closes has begun: it is made, or the folder would stay locked."""
     closed: list[StoreSnapshot] = []
     close = StoreSnapshot.close
-    monkeypatch.setattr(StoreSnapshot, "close", lambda snapshot: (closed.append(snapshot), close(snapshot)))
+
+    def counted(snapshot: StoreSnapshot) -> None:
+        closed.append(snapshot)
+        close(snapshot)
+
+    monkeypatch.setattr(StoreSnapshot, "close", counted)
 
     async def cancelled_in(opening: Any) -> None:
         async with opening:
