@@ -15,7 +15,8 @@ from penstock.aio.bridge import AsyncForm, awaited, formed, iterated
 from penstock.arguments import seconds
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
-from penstock.queue.table import QueueTable, QueueView
+from penstock.queue.table import QueueTable
+from penstock.queue.view import QueueView
 
 Q = TypeVar("Q", bound=QueueView)
 

@@ -19,7 +19,7 @@ from penstock.archive.master_keys import Keys
 from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteMetrics, RemoteStore
 from penstock.host.metrics import Metrics
-from penstock.queue.table import QueueView
+from penstock.queue.view import QueueView
 from penstock.series.reader import SeriesReader
 from penstock.server.opening import YIELD_S
 from penstock.store.settings import StoreSettings
