@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import os
 import pickle
 import random
 import threading
@@ -192,6 +194,36 @@ def test_the_last_row_of_a_key_counts(store: Any, monkeypatch: pytest.MonkeyPatc
     assert store.load("t", twice).rows == 20_000
     assert {value[:3] for _, value in table.scan()} == {b"new"}
     assert len(dict(table.scan())) == 10_000
+
+
+def test_a_load_that_fails_leaves_no_file_and_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_loading, "WRITTEN_ROWS", 1_000)
+    append, appended = kv_loading.SstableWriter.append, 0
+
+    def fails(writer: Any, columns: Any) -> None:
+        nonlocal appended
+        appended += 1
+        if appended == 3:
+            raise OSError(errno.ENOSPC, "no room", "a file")
+        append(writer, columns)
+
+    monkeypatch.setattr(kv_loading.SstableWriter, "append", fails)
+    with penstock.open(tmp_path) as store:
+        table = store.kv("t")
+        table.put(b"k", b"v", durable=True)
+        before = {path for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(DiskFull) as failed:
+            store.load("t", rows())
+        held = {os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if _is_open(number)}
+        assert failed.value is not None  # its traceback keeps what a leak would leave
+        left = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+        assert left == set()
+        assert not [name for name in held if ".sst" in name]
+        assert dict(table) == {b"k": b"v"}
+
+
+def _is_open(number: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{number}")
 
 
 def test_large_batches_are_cast_in_slices(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ from penstock.partition.reference import StagedFile, sealed
 
 INLINE_BYTES_MAX = 1 << 20  # of rows that are sent as sections
 SORT_BYTES = 128 << 20
+WRITTEN_ROWS = 65_536  # to a file at once
 _NOT_ROWS = ("lsn",)  # columns of a table that are ignored in a load
 
 
@@ -177,16 +178,9 @@ class Loader:
         chunk_id = 1 + sum(len(some.sorted) for some in self._shards)
         path = sstable_path(self._spare, chunk_id)
         identity = ChunkIdentity(store=self._context.identity, chunk_id=chunk_id)
-        self._write(path, identity, self._partitions[number], _sorted(shard.parts))
+        _write_sstable(self._context, path, identity, self._partitions[number], _sorted(shard.parts))
         shard.sorted.append(path)
         shard.parts, shard.bytes = [], 0
-
-    def _write(self, path: str, identity: ChunkIdentity, partition: PartitionId, columns: Columns) -> None:
-        sealing = self._context.sealing(partition)
-        writer = SstableWriter(self._fs, path, identity, sealing=sealing, maker=self._context.maker)
-        for start in range(0, len(columns), 65_536):
-            writer.append(columns.slice(start, min(len(columns), start + 65_536)))
-        writer.finish()
 
     def _finish(self, number: int) -> Iterator[PreparedRows]:
         shard, partition = self._shards[number], self._partitions[number]
@@ -199,7 +193,8 @@ class Loader:
         elif not shard.sorted:
             staged = self._context.reserve(partition, 1)[0]
             identity = ChunkIdentity(store=self._context.identity, chunk_id=staged.chunk_id)
-            self._write(f"{self._context.root}/{staged.file_name}", identity, partition, _sorted(shard.parts))
+            path = f"{self._context.root}/{staged.file_name}"
+            _write_sstable(self._context, path, identity, partition, _sorted(shard.parts))
             yield self._sealed(partition, staged, shard.rows)
         else:
             yield from self._merged(number)
@@ -280,6 +275,27 @@ def _rows(columns: Columns) -> section.Rows:
     return rows
 
 
+def _write_sstable(  # noqa: PLR0917
+    context: BuildContext,
+    path: str,
+    identity: ChunkIdentity,
+    partition: PartitionId,
+    columns: Columns | None,
+    ranges: RangeDeletes = NO_RANGES,
+) -> None:
+    """Write sorted rows, and deletes of ranges, to a file, durably; what fails leaves nothing."""
+    writer = SstableWriter(context.fs, path, identity, sealing=context.sealing(partition), maker=context.maker)
+    try:
+        writer.delete_ranges(ranges)
+        if columns is not None:
+            for start in range(0, len(columns), WRITTEN_ROWS):
+                writer.append(columns.slice(start, min(len(columns), start + WRITTEN_ROWS)))
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
 # -- one group
 
 
@@ -343,11 +359,7 @@ def _as_files(
         identity = ChunkIdentity(store=context.identity, chunk_id=staged.chunk_id)
         path = f"{context.root}/{staged.file_name}"
         make_dirs(fs, parent(path))
-        writer = SstableWriter(fs, path, identity, sealing=context.sealing(partition), maker=context.maker)
-        writer.delete_ranges(ranges)
-        if rows_of is not None:
-            writer.append(rows_of)
-        writer.finish()
+        _write_sstable(context, path, identity, partition, rows_of, ranges)
         loads.append(
             PreparedRows(partition, file=sealed(fs, context.root, staged), rows=0 if rows_of is None else len(rows_of))
         )
