@@ -33,6 +33,7 @@ from penstock.journal.partitions import partition_id
 from penstock.kinds import PreparedRows
 from penstock.kv import loading as kv_loading
 from penstock.kv import section as kv_section
+from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import StagedFile
 from penstock.queue import staged as queue_loading
 from penstock.series import loading as series_loading
@@ -198,7 +199,7 @@ def test_the_last_row_of_a_key_counts(store: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_a_load_that_fails_leaves_no_file_and_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_loading, "WRITTEN_ROWS", 1_000)
-    append, appended = kv_loading.SstableWriter.append, 0
+    append, appended = SstableWriter.append, 0
 
     def fails(writer: Any, columns: Any) -> None:
         nonlocal appended
@@ -207,7 +208,7 @@ def test_a_load_that_fails_leaves_no_file_and_no_descriptor(tmp_path: Path, monk
             raise OSError(errno.ENOSPC, "no room", "a file")
         append(writer, columns)
 
-    monkeypatch.setattr(kv_loading.SstableWriter, "append", fails)
+    monkeypatch.setattr(SstableWriter, "append", fails)
     with penstock.open(tmp_path) as store:
         table = store.kv("t")
         table.put(b"k", b"v", durable=True)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from penstock.arguments import in_short
 from penstock.errors import Invalid
 from penstock.kv.ranges import parse_key
 
@@ -115,7 +116,7 @@ def parse_time(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise Invalid(f"{text!r} is not a time: give 2026-03-01T12:00:00Z, or seconds since 1970") from None
+        raise Invalid(f"{in_short(text)} is not a time: give 2026-03-01T12:00:00Z, or seconds since 1970") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 

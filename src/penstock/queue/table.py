@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 START_BYTES_MAX = 1 << 16
+DIGITS_MAX = 20  # of a sequence or a time
 ALTERS_MAX = 10  # attempts against other callers
 MESSAGE_BYTES = 200  # memory of a pending message besides its key and payload
 
@@ -246,9 +247,9 @@ class QueueTable(QueueView, WritableTable):
             return {shard: shard_bounds.next for shard, shard_bounds in enumerate(bounds)}
         if word == "consumer" and rest:
             return self.consumer(rest).position
-        if word == "time" and rest.removeprefix("-").isdecimal():
+        if word == "time" and rest.removeprefix("-").isdecimal() and len(rest) <= DIGITS_MAX:
             return {shard: self.seek(int(rest), shard=shard) for shard in range(self.shards)}
-        if start.isdecimal():
+        if start.isdecimal() and len(start) <= DIGITS_MAX:
             return dict.fromkeys(range(self.shards), int(start))
         try:
             sequences = msgspec.json.decode(start, type=dict[int, int])
@@ -256,7 +257,7 @@ class QueueTable(QueueView, WritableTable):
             sequences = {}
         if sorted(sequences) != list(range(self.shards)):
             raise Invalid(
-                f"start is {start!r}: use earliest, latest, consumer:NAME, time:MICROSECONDS, a sequence, or "
+                f"start is {in_short(start)}: use earliest, latest, consumer:NAME, time:MICROSECONDS, a sequence, or "
                 f"sequences of all shards (0 to {self.shards - 1}) as JSON"
             )
         return sequences

@@ -507,6 +507,8 @@ def test_a_plot_and_wrong_ranges(store: Store) -> None:
             "load", float(second % 70), {"host": "\x1b[31m"}, time=1_000_000_000 * 1_000_000 + second * 1_000_000
         )
     store.flush()
+    early = run("series", "query", store.path, "plotted", "load", "--end", "0001-01-02", "--last", "1e9")
+    assert (early.code, "the year 1" in early.err) == (2, True)
     where = ["--end", "1000000300", "--last", "300"]
     drawn = run("series", "query", store.path, "plotted", "load", *where, terminal=True).out
     assert any(0x2800 < ord(letter) < 0x2900 for letter in drawn)
@@ -553,6 +555,9 @@ def test_wrong_use_is_one_line(store: Store, tmp_path: Path) -> None:
         (("vector", "search", path, "docs", "[[1, 0]]"), 2, "one at a time"),
         (("vector", "upsert", path, "docs", "a", "[1"), 2, "JSON"),
         (("vector", "upsert", path, "docs", "a", "[" * 100_000), 2, "JSON"),
+        (("queue", "seek", path, "events", "c", "9" * 5_000), 2, "not a time"),
+        (("queue", "tail", path, "events", "--start", "9" * 5_000), 2, "start is"),
+        (("queue", "tail", path, "events", "--start", "time:" + "9" * 5_000), 2, "start is"),
         (("top", path, "--every-s", "0"), 2, "--every-s"),
         (("status", "penstock://127.0.0.1:1", "--token", "x", "--timeout-s", "0.2"), 4, ""),
         (("bench", str(tmp_path / "no")), 2, "not a folder"),
