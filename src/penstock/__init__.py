@@ -76,7 +76,8 @@ if TYPE_CHECKING:
     from penstock.queue.chain import QueueSettings
     from penstock.queue.consumer import Consumer, ConsumerSettings
     from penstock.queue.options import Retention
-    from penstock.queue.table import Message, Position, QueueTable, QueueView
+    from penstock.queue.table import Position, QueueTable
+    from penstock.queue.view import Message, QueueView
     from penstock.scheduler.scheduler import SchedulerSettings
     from penstock.series.options import Rollup, SeriesOptions
     from penstock.series.reader import AggregateFunction, Cardinality, SeriesReader, SeriesStatistics
@@ -170,7 +171,7 @@ _HOMES = {
     "LoadReport": "store.loading",
     "LogSettings": "log.settings",
     "ManifestSettings": "manifest.settings",
-    "Message": "queue.table",
+    "Message": "queue.view",
     "Metric": "vector.options",
     "MetricMetadata": "series.section",
     "PartitionStatistics": "store.reports",
@@ -179,7 +180,7 @@ _HOMES = {
     "QueueSettings": "queue.chain",
     "QueueTable": "queue.table",
     "QueueTotals": "queue.calls",
-    "QueueView": "queue.table",
+    "QueueView": "queue.view",
     "ReattachReport": "store.reattach",
     "RemoteSnapshot": "client.store",
     "RemoteStore": "client.store",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.kinds.change_reading import BOUNDS
-from penstock.queue.table import QueueView
+from penstock.queue.view import QueueView
 
 Rows = list[dict[int, bytes]]  # by shard: payloads by sequence
 Change = tuple[int, str, int, int, bytes | None]  # LSN, type, shard, sequence, payload

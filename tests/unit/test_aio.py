@@ -15,7 +15,8 @@ import penstock
 from penstock import aio
 from penstock.aio.bridge import THREADS_MAX, WAITING_MAX
 from penstock.client.connection import Connection
-from penstock.errors import Closed, Invalid, NotFound
+from penstock.errors import Closed, Invalid, NotFound, WaitExpired
+from penstock.store.tables import StoreSnapshot
 
 Scenario = Callable[[aio.AsyncStore], Coroutine[Any, Any, None]]
 
@@ -301,6 +302,85 @@ def test_an_opening_that_is_cancelled_leaves_nobody_in(tmp_path: Path) -> None:
 
     asyncio.run(main())
     penstock.open(tmp_path).close()
+
+
+def test_a_task_that_is_cancelled_at_the_end_closes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cancellation comes before the call that closes has begun: it is made, or the folder would stay locked."""
+    closed: list[StoreSnapshot] = []
+    close = StoreSnapshot.close
+
+    def counted(snapshot: StoreSnapshot) -> None:
+        closed.append(snapshot)
+        close(snapshot)
+
+    monkeypatch.setattr(StoreSnapshot, "close", counted)
+
+    async def cancelled_in(opening: Any) -> None:
+        async with opening:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    async def in_snapshots() -> None:
+        async with aio.open(tmp_path) as store:
+            for _ in range(20):
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.create_task(cancelled_in(store.snapshot()))
+
+    for _ in range(20):
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(cancelled_in(aio.open(tmp_path)))
+        penstock.open(tmp_path, timeout_s=0).close()
+    asyncio.run(in_snapshots())
+    assert len(closed) == 20
+
+
+def test_a_scan_that_outlives_its_store_ends_in_silence(tmp_path: Path) -> None:
+    async def main() -> list[Any]:
+        reported: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        store = await aio.open(tmp_path)
+        numbers = await store.kv("numbers", value="int64")
+        await numbers.put_many({b"%d" % number: number for number in range(3)})
+        rows = numbers.scan()
+        assert await anext(rows) == (b"0", 0)
+        await store.close()
+        await rows.aclose()  # type: ignore[attr-defined]
+        return reported
+
+    assert asyncio.run(main()) == []
+
+
+def test_many_that_wait_for_others_leave_threads_for_writes(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        users = await store.kv("users")
+        view = await (await store.subscribe()).latest()
+        seen = (await store.describe("users")).generation
+        waiting = [
+            asyncio.create_task(call)
+            for _ in range(THREADS_MAX)
+            for call in (
+                (await store.subscribe()).wait_newer(timeout_s=50),
+                store.wait_for(view.lsn + 1, timeout_s=50),
+                store.wait_for_change("users", seen, timeout_s=50),
+            )
+        ]
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in waiting)
+        await users.put(b"ada", b"1", durable=True)
+        assert await users.get(b"ada") == b"1"
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        with pytest.raises(WaitExpired, match="wait_for_change: it did not happen within 0.01 s"):
+            await store.wait_for_change("users", seen, timeout_s=0.01)
+        with pytest.raises(Invalid):
+            await store.wait_for(1, timeout_s=float("nan"))
+        assert await store.wait_for(view.lsn, timeout_s=0) >= view.lsn
+
+    run(scenario)
 
 
 def test_a_closed_store(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ def test_looks(tmp_path: Path, how: str) -> None:
     store: Any = penstock.open(tmp_path) if how == "open" else penstock.connect(tmp_path)
     name = "Store" if how == "open" else "RemoteStore"
     users, events = store.kv("users"), store.queue("events", shards=2)
+    docs, metrics = store.vector("docs", dimensions=2), store.series("metrics")
     with store.snapshot() as snapshot, store.batch(token=("loader", 1)) as batch:
         looks = {
             f"<{name} '{tmp_path}'>": store,
@@ -26,6 +27,9 @@ def test_looks(tmp_path: Path, how: str) -> None:
             "<QueueTable 'events', 2 shards>": events,
             "<Consumer 'c' of the queue 'events'>": events.consumer("c"),
             f"<{'StoreSnapshot' if how == 'open' else 'RemoteSnapshot'} at LSN {snapshot.lsn}>": snapshot,
+            "<VectorTable 'docs': 2 dimensions, cosine>": docs,
+            "<VectorReader 'docs': 2 dimensions, cosine>": snapshot.vector("docs"),
+            repr(metrics): metrics,
             "<KvReader 'users' of bytes>": snapshot.kv("users"),
             "<QueueView 'events', 2 shards>": snapshot.queue("events"),
             "<StoreBatch, open, token ('loader', 1)>": batch,

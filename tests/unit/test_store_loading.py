@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import os
 import pickle
 import random
 import threading
@@ -31,6 +33,7 @@ from penstock.journal.partitions import partition_id
 from penstock.kinds import PreparedRows
 from penstock.kv import loading as kv_loading
 from penstock.kv import section as kv_section
+from penstock.lsm.writer import SstableWriter
 from penstock.partition.reference import StagedFile
 from penstock.queue import staged as queue_loading
 from penstock.series import loading as series_loading
@@ -159,6 +162,32 @@ def test_rows_that_are_deleted_and_merged(store: Any) -> None:
     assert dict(table.scan()) == {b"a": 6, b"c": 7}
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_later_row_of_a_key_counts_also_after_merges(store: Any, shards: int) -> None:
+    table = store.kv("sums", value="int64", shards=shards)
+    table.put_many(dict.fromkeys((b"put", b"deleted", b"merged", b"again"), 100))
+    rows = [
+        (b"put", 1, "add_i64"),
+        (b"deleted", 1, "add_i64"),
+        (b"merged", 5, "put"),
+        (b"again", 1, "add_i64"),
+        (b"put", 5, "put"),
+        (b"deleted", None, "delete"),
+        (b"merged", 1, "add_i64"),
+        (b"again", 7, None),
+        (b"again", 1, "add_i64"),
+    ]
+    keys, values, ops = zip(*rows, strict=True)
+    batches = [
+        pa.record_batch(
+            {"key": keys[start:end], "value": pa.array(values[start:end], pa.int64()), "op": ops[start:end]}
+        )
+        for start, end in ((0, 6), (6, 9))
+    ]
+    store.load("sums", pa.Table.from_batches(batches))
+    assert dict(table) == {b"put": 5, b"merged": 6, b"again": 8}
+
+
 def test_the_last_row_of_a_key_counts(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_loading, "SORT_BYTES", 1 << 18)  # several sorted files that are merged at the end
     table = store.kv("t")
@@ -166,6 +195,36 @@ def test_the_last_row_of_a_key_counts(store: Any, monkeypatch: pytest.MonkeyPatc
     assert store.load("t", twice).rows == 20_000
     assert {value[:3] for _, value in table.scan()} == {b"new"}
     assert len(dict(table.scan())) == 10_000
+
+
+def test_a_load_that_fails_leaves_no_file_and_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_loading, "WRITTEN_ROWS", 1_000)
+    append, appended = SstableWriter.append, 0
+
+    def fails(writer: Any, columns: Any) -> None:
+        nonlocal appended
+        appended += 1
+        if appended == 3:
+            raise OSError(errno.ENOSPC, "no room", "a file")
+        append(writer, columns)
+
+    monkeypatch.setattr(SstableWriter, "append", fails)
+    with penstock.open(tmp_path) as store:
+        table = store.kv("t")
+        table.put(b"k", b"v", durable=True)
+        before = {path for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(DiskFull) as failed:
+            store.load("t", rows())
+        held = {os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if _is_open(number)}
+        assert failed.value is not None  # its traceback keeps what a leak would leave
+        left = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+        assert left == set()
+        assert not [name for name in held if ".sst" in name]
+        assert dict(table) == {b"k": b"v"}
+
+
+def _is_open(number: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{number}")
 
 
 def test_large_batches_are_cast_in_slices(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ whose tables are ordinary ones; `store.batch()` and `store.snapshot()` go with `
 A call runs in one of the store's own threads, so that the event loop never waits for a disk or a network.
 
 Cancellation: a call that has begun runs to its end, and the cancellation is raised after it. So no call outlives a
-cancelled task, and its writes happened or not, as after any other call. Only waiting for messages ends early: a message
-that arrives at that moment is returned to the queue.
+cancelled task, and its writes happened or not, as after any other call. Closing is never left out. Only waiting for
+what others write (messages, newer views, changes of a table) ends early: a message that arrives at that moment is
+returned to the queue.
 
 Thread: one event loop for each store; the threads are the store's.
 """

@@ -9,15 +9,18 @@ import asyncio
 import functools
 import inspect
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from penstock.errors import Closed
+from penstock.arguments import seconds
+from penstock.errors import Closed, WaitExpired
 
 THREADS_MAX = 32
-WAITING_MAX = 16  # threads that wait for messages: the others stay free for writes
+WAITING_MAX = 16  # threads that wait for what others write: the rest stay free for writes
+STEP_S = 0.5  # such a wait is made of steps, and a cancelled one ends after its step
 ROWS_AT_ONCE = 1_000  # of a scan, per change of threads
 
 S = TypeVar("S")
@@ -36,8 +39,11 @@ class CallThreads:
         self.waiting = asyncio.Semaphore(WAITING_MAX)
         self.closed = False
 
-    async def run(self, act: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-        """Call `act` in a thread. If the caller is cancelled: wait for `act`, `undo` its result, then raise."""
+    async def run(self, act: Callable[[], T], *, undo: Callable[[T], object] | None = None, always: bool = False) -> T:
+        """Call `act` in a thread. If the caller is cancelled: wait for `act`, `undo` its result, then raise.
+
+        A call that has not begun by then is not made; `always`: it is, because it gives something back.
+        """
         if self.closed:
             raise Closed("the store was closed: open it again")
         begun = self._pool.submit(act)
@@ -45,11 +51,32 @@ class CallThreads:
         try:
             return await asyncio.shield(outcome)
         except asyncio.CancelledError:
-            if not begun.cancel():
+            if always or not begun.cancel():
                 await _wait_until_done(outcome)
                 if undo is not None and not outcome.cancelled() and outcome.exception() is None:
                     await _wait_until_done(asyncio.wrap_future(self._pool.submit(undo, outcome.result())))
             raise
+
+    async def wait(self, take: Callable[[float], Awaitable[T | None]], timeout_s: float) -> T | None:
+        """Wait for what `take` returns, up to `timeout_s`, in steps whose seconds it gets; None: there was nothing.
+
+        Many callers may wait: they take turns, and each ends by its own deadline.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + timeout_s
+        while clock() < deadline_s:
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self.waiting.acquire()
+            except TimeoutError:
+                break
+            try:
+                found = await take(max(0.0, min(deadline_s - clock(), STEP_S)))
+            finally:
+                self.waiting.release()
+            if found is not None:
+                return found
+        return await take(0.0)
 
     def close(self) -> None:
         self.closed = True
@@ -89,13 +116,43 @@ def _documented(call: C, method: Callable[..., object], how: str) -> C:
 
 
 def awaited(
-    method: Callable[Concatenate[S, P], T],
+    method: Callable[Concatenate[S, P], T], *, always: bool = False
 ) -> Callable[Concatenate[AsyncForm[S], P], Coroutine[object, None, T]]:
-    """Make the asyncio form of a method: the same arguments, and the result must be awaited."""
+    """Make the asyncio form of a method: the same arguments, and the result must be awaited.
+
+    `always`: as for `CallThreads.run`.
+    """
     name = method.__name__
 
     async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs))
+        return await self._threads.run(partial(getattr(self._sync, name), *args, **kwargs), always=always)
+
+    return _documented(call, method, "with `await`")
+
+
+def waited(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[AsyncForm[S], P], Coroutine[object, None, T]]:
+    """Make the asyncio form of a method that waits up to `timeout_s` for others, or raises `WaitExpired`."""
+    name, signature = method.__name__, inspect.signature(method)
+
+    async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        given = signature.bind(self._sync, *args, **kwargs)
+        given.apply_defaults()
+        timeout_s = seconds(given.arguments["timeout_s"], "timeout_s", math.inf)
+
+        async def step(step_s: float) -> T | None:
+            given.arguments["timeout_s"] = step_s
+            act = partial(getattr(self._sync, name), *given.args[1:], **given.kwargs)
+            try:
+                return await self._threads.run(act)
+            except WaitExpired:
+                return None
+
+        found = await self._threads.wait(step, timeout_s)
+        if found is None:
+            raise WaitExpired(f"{name}: it did not happen within {timeout_s:g} s: wait again")
+        return found
 
     return _documented(call, method, "with `await`")
 
@@ -150,8 +207,8 @@ def iterated(
                     yield row
         finally:
             close = getattr(rows, "close", None)
-            if close is not None:
-                await self._threads.run(close)
+            if close is not None and not self._threads.closed:
+                await self._threads.run(close, always=True)
 
     return _documented(iterate, method, "with `async for`")
 

@@ -5,7 +5,6 @@ Thread: one event loop for each store.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
@@ -16,9 +15,8 @@ from penstock.aio.bridge import AsyncForm, awaited, formed, iterated
 from penstock.arguments import seconds
 from penstock.queue.calls import LeasedMessage
 from penstock.queue.consumer import Consumer
-from penstock.queue.table import QueueTable, QueueView
-
-STEP_S = 0.5  # a wait for messages is made of steps, and a cancelled one ends after its step
+from penstock.queue.table import QueueTable
+from penstock.queue.view import QueueView
 
 Q = TypeVar("Q", bound=QueueView)
 
@@ -50,25 +48,11 @@ class AsyncConsumer(AsyncForm[Consumer]):
 
     async def get(self, max: int = 100, timeout_s: float = 0.0) -> list[LeasedMessage]:  # noqa: A002 - it reads well
         """Take up to `max` messages that no other consumer of this name has; wait up to `timeout_s` for the first."""
-        clock, waiting = asyncio.get_running_loop().time, self._threads.waiting
-        deadline_s = clock() + seconds(timeout_s, "timeout_s", math.inf)
-        while clock() < deadline_s:
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    await waiting.acquire()  # many may wait: this one not past its deadline
-            except TimeoutError:
-                break
-            try:
-                messages = await self._take(max, min(deadline_s - clock(), STEP_S))
-            finally:
-                waiting.release()
-            if messages:
-                return messages
-        return await self._take(max, 0.0)
+        take = partial(self._take, max)
+        return await self._threads.wait(take, seconds(timeout_s, "timeout_s", math.inf)) or []
 
-    async def _take(self, count: int, wait_s: float) -> list[LeasedMessage]:
-        take = partial(self._sync.get, count, wait_s if wait_s > 0 else 0.0)
-        return await self._threads.run(take, undo=self._give_back)
+    async def _take(self, count: int, wait_s: float) -> list[LeasedMessage] | None:
+        return await self._threads.run(partial(self._sync.get, count, wait_s), undo=self._give_back) or None
 
     def _give_back(self, messages: list[LeasedMessage]) -> None:
         if messages:

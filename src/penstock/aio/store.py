@@ -10,7 +10,7 @@ from pathlib import Path
 
 import penstock
 from penstock.aio.batch import AsyncBatch
-from penstock.aio.bridge import AsyncForm, AsyncOpening, awaited, awaited_as, formed
+from penstock.aio.bridge import AsyncForm, AsyncOpening, awaited, awaited_as, formed, waited
 from penstock.aio.kv import AsyncKvOfSnapshot, AsyncKvOfStore
 from penstock.aio.queue import AsyncQueueTable, AsyncQueueView
 from penstock.aio.series import AsyncSeriesReader, AsyncSeriesTable
@@ -19,7 +19,7 @@ from penstock.archive.master_keys import Keys
 from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteMetrics, RemoteStore
 from penstock.host.metrics import Metrics
-from penstock.queue.table import QueueView
+from penstock.queue.view import QueueView
 from penstock.series.reader import SeriesReader
 from penstock.server.opening import YIELD_S
 from penstock.store.settings import StoreSettings
@@ -44,7 +44,7 @@ class AsyncSnapshot(AsyncKvOfSnapshot):
     series = formed(AsyncSeriesReader[SeriesReader], StoreSnapshot.series)
     vector = formed(AsyncVectorReader, StoreSnapshot.vector)
     tables = awaited(StoreSnapshot.tables)
-    close = awaited(StoreSnapshot.close)
+    close = awaited(StoreSnapshot.close, always=True)
 
     @property
     def lsn(self) -> int:
@@ -71,7 +71,7 @@ class AsyncSubscription(AsyncForm[StoreSubscription]):
     """
 
     latest = awaited(StoreSubscription.latest)
-    wait_newer = awaited(StoreSubscription.wait_newer)
+    wait_newer = waited(StoreSubscription.wait_newer)
 
 
 class AsyncMetrics(AsyncForm[Metrics | RemoteMetrics]):
@@ -109,11 +109,11 @@ class AsyncStore(AsyncKvOfStore):
     drop = awaited(Tables.drop)
     alter = awaited(Tables.alter)
     describe = awaited(Tables.describe)
-    wait_for_change = awaited(Tables.wait_for_change)
+    wait_for_change = waited(Tables.wait_for_change)
     drain = awaited(Tables.drain)
     reactivate = awaited(Tables.reactivate)
     flush = awaited(Tables.flush)
-    wait_for = awaited(Tables.wait_for)
+    wait_for = waited(Tables.wait_for)
     statistics = awaited(Tables.statistics)
     subscribe = awaited_as(AsyncSubscription, Tables.subscribe)
 
@@ -136,7 +136,7 @@ class AsyncStore(AsyncKvOfStore):
         if self._threads.closed:
             return
         try:
-            await self._threads.run(self._sync.close)
+            await self._threads.run(self._sync.close, always=True)
         finally:
             self._threads.close()
 

@@ -15,6 +15,7 @@ Invariant: works in a new folder inside FOLDER, and removes it unless a promise 
 
 from __future__ import annotations
 
+import select
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
 from penstock.host.waiting import pause
 
-START_S = 60.0  # for the child to open the store
+START_S = 60.0  # for the child to open the store, and to write to it
 KILL_S_MAX = 1.5
 LOCKED_CODE = 9
 
@@ -77,7 +78,10 @@ def _try_calls(place: str) -> dict[str, float]:
     file.close()
     files.rename(f"{place}/new", f"{place}/renamed")
     files.fsync_dir(place)
-    if files.exists(f"{place}/new") or files.open(f"{place}/renamed").pread(8, 0) != b"   0   1":
+    file = files.open(f"{place}/renamed")
+    content = file.pread(8, 0)
+    file.close()
+    if files.exists(f"{place}/new") or content != b"   0   1":
         raise DiskTrialFailed(f"a file was renamed in {place}, and its old name or other bytes are there")
     files.unlink(f"{place}/renamed")
     if _second_owner(place) != LOCKED_CODE:
@@ -103,13 +107,14 @@ def _kill_once(place: Path) -> int:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
         assert child.stdout is not None
         try:
-            first = child.stdout.readline()  # it is at work
+            ready = select.select([child.stdout], [], [], START_S)[0]
+            first = child.stdout.readline() if ready else ""  # it is at work
             pause(system_random().random() * KILL_S_MAX)
         finally:
             child.send_signal(signal.SIGKILL)
         numbers = [first, *child.stdout.read().split("\n")[:-1]]
     if not first:
-        raise DiskTrialFailed(f"the store in {place} could not be opened after a kill")
+        raise DiskTrialFailed(f"the store in {place} could not be opened and written to within {START_S:g} s")
     return max(int(number) for number in numbers if number.strip())
 
 

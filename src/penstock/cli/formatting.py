@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from penstock.arguments import in_short
 from penstock.errors import Invalid
 from penstock.kv.ranges import parse_key
 
@@ -95,7 +96,7 @@ def parse_value(text: bytes, kind: pa.DataType, name: Any) -> Any:
             raise Invalid(f"{text!r} is not a decimal number") from None
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the value is not JSON ({error}): this table holds {name}") from None
 
 
@@ -115,7 +116,7 @@ def parse_time(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise Invalid(f"{text!r} is not a time: give 2026-03-01T12:00:00Z, or seconds since 1970") from None
+        raise Invalid(f"{in_short(text)} is not a time: give 2026-03-01T12:00:00Z, or seconds since 1970") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
@@ -123,7 +124,7 @@ def parse_json(text: str, what: str) -> Any:
     """Parse JSON that was given as `what`."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise Invalid(f"{what} is not JSON: {error}") from None
 
 

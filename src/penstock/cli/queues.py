@@ -20,6 +20,7 @@ from penstock.cli.session import Limit, Name, Session, command
 from penstock.errors import Invalid
 from penstock.host.waiting import pause
 from penstock.lsm.rows import VALUE_BYTES_MAX
+from penstock.queue.table import DIGITS_MAX
 
 queue_group = group("queue", "Messages of a queue, and its consumers.")
 
@@ -104,7 +105,7 @@ def tail(
     session.out.rows(
         COLUMNS,
         first_of(rows),
-        limit=None if start is None and not follow else shown,
+        limit=None if start is None or follow else shown,  # whether there is one more row is seen by taking it
         none="" if follow else "there are none",
     )
     while follow:
@@ -166,15 +167,15 @@ def seek(
 ) -> None:
     """Move a consumer; it reads on from there."""
     table = _queue(session, queue)
-    known = {one.name for one in table.consumers()}
-    if consumer not in known:
-        note(f"{consumer} is new; the consumers of {queue} are {', '.join(sorted(known)) or 'none'}")
-    if to.isdecimal():
+    if to.isdecimal() and len(to) <= DIGITS_MAX:
         where: Any = int(to)
     elif to in ("earliest", "latest"):
         where = to
     else:
         moment = parse_time(to)
         where = {shard: table.seek(moment, shard=shard) for shard in range(table.shards)}
+    known = {one.name for one in table.consumers()}
+    if consumer not in known:
+        note(f"{consumer} is new; the consumers of {queue} are {', '.join(sorted(known)) or 'none'}")
     table.consumer(consumer).seek(where)
     session.out.done(f"{consumer} reads on from {to}", consumer=consumer, position=table.consumer(consumer).position)

@@ -106,7 +106,10 @@ def query(  # noqa: PLR0917 - typer reads the signature
         raise Invalid("--start and --last exclude each other: give one of them")
     if last is not None and not 0 < last < 1e10:
         raise Invalid(f"--last is {last}: give seconds above 0")
-    since = until - timedelta(seconds=last) if last is not None else _moment(start)
+    try:
+        since = until - timedelta(seconds=last) if last is not None else _moment(start)
+    except OverflowError:
+        raise Invalid(f"--last {last:g} begins before the year 1: give fewer seconds") from None
     if since is None:
         if step is not None:
             raise Invalid("--step goes with --start or --last: give one of them")

@@ -113,7 +113,7 @@ def http(  # noqa: PLR0917 - typer reads the signature
         raise Invalid("penstock http needs starlette and uvicorn: pip install 'penstock[http]'") from missing
     try:
         rights_of = None if tokens is None else Tokens.parse(tokens.read_text()).rights_of
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise Invalid(f"the file of tokens cannot be read: {error}") from None
     with stop_on_signals() as stopping, ExitStack() as ends:
         opened = ends.enter_context(_connect_for_http(store, create))

@@ -74,11 +74,9 @@ class Session:
         return self._ends.enter_context(connection)
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something is deleted; `Invalid` if nobody can answer."""
-        if yes:
-            return
-        if not typer.confirm(question):
-            raise typer.Exit(1)
+        """Ask before something is deleted; end the command if the answer is no, or nobody can answer."""
+        if not yes:
+            typer.confirm(question, abort=True)
 
     def __enter__(self) -> Session:
         return self

@@ -17,10 +17,10 @@ from penstock.cli.app import app
 from penstock.cli.formatting import format_bytes, format_value
 from penstock.cli.output import screen
 from penstock.cli.session import Session, command
-from penstock.cli.tables import table_size
 from penstock.errors import Invalid, PenstockError
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import pause
+from penstock.store.reports import table_size
 
 BOLD, DIM, GREEN, YELLOW, RED = "1", "2", "32", "33", "31"
 STATE_COLORS = {"active": GREEN, "throttled": YELLOW, "frozen": RED, "paused": RED}
@@ -81,7 +81,7 @@ def read_page(store: penstock.RemoteStore, address: str) -> Page:
         rows = size = None
         try:
             table = store.table(info.name)
-            rows, size = table_size(table)
+            rows, size = table_size(table.statistics())
             if hasattr(table, "consumers"):
                 consumers += [_consumer(info.name, one) for one in table.consumers()]
         except PenstockError as failed:

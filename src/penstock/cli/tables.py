@@ -16,6 +16,7 @@ from penstock.cli.formatting import format_bytes
 from penstock.cli.session import Name, Session, Yes, command
 from penstock.errors import Invalid
 from penstock.partition.storage_options import codecs_of
+from penstock.store.reports import table_size
 
 table_group = group("table", "Tables of a store.")
 
@@ -35,15 +36,6 @@ class TableKind(Enum):
     queue = "queue"
     series = "series"
     vector = "vector"
-
-
-def table_size(table: Any) -> tuple[int, int]:
-    """Return the number of rows (messages, series or vectors) of a table and the bytes of its files."""
-    numbers = table.statistics()
-    rows = next(
-        getattr(numbers, name) for name in ("messages", "rows_max", "series", "count") if hasattr(numbers, name)
-    )
-    return int(rows), int(numbers.file_bytes if hasattr(numbers, "file_bytes") else numbers.bytes)
 
 
 @command(table_group, "list")
@@ -136,7 +128,7 @@ def compact(
 def drop(session: Session, name: Name, yes: Yes = False) -> None:
     """Delete a table and its contents."""
     table = session.store.table(name)
-    rows, size = table_size(table)
+    rows, size = table_size(table.statistics())
     session.confirm(f"Delete {name} with about {rows:,} rows, {format_bytes(size)}?", yes=yes)
     session.store.drop(name)
     session.out.done(f"dropped {name}", table=name)

@@ -22,7 +22,8 @@ from penstock.archive.table_keys import TableKeyRing
 from penstock.client.building import building
 from penstock.client.connection import Connection
 from penstock.client.flusher import GROUP_BYTES_MAX, SEND_S, RemoteFlusher, WholeGroup
-from penstock.client.reading import FlightReading, FlightSnapshot
+from penstock.client.owner_requests import OwnerRequests
+from penstock.client.reading import FlightSnapshot
 from penstock.coordinator import Acknowledgement, CoordinatorSettings, Durability, Epoch, WriteCoordinator
 from penstock.errors import Closed, KeyMissing, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
@@ -31,21 +32,14 @@ from penstock.host.files import File
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import BuildContext, Insert, Kind, as_serviced
-from penstock.lsm.manual_compaction import CompactionReport
-from penstock.partition.aside import Trouble
 from penstock.partition.ledger import TableInfo, decode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 from penstock.partition.reference import Reference, StagedFile
 from penstock.protocol import wire
 from penstock.registry import check_altered, check_configured, kind_named
-from penstock.scheduler.offers import Offer
-from penstock.store.archive_settings import ArchiveReport, EvictReport, VerifyReport
-from penstock.store.reports import BackupReport, CheckReport, ChunkSummary, JobSummary, RotationReport, StoreStatistics
 from penstock.store.table_description import TableDescription
-from penstock.store.views import StoreView
 
 T = TypeVar("T")
-COMPACT_S = 3600.0  # for a compaction, after others on its table have ended
 FILES_S = 600.0  # for a group that adopts files: the owner reads and syncs them first
 GROUP_BYTES = 256
 AHEAD_BYTES = 8 << 20  # written while a batch is being sent; more than this waits, so that both sides work at once
@@ -55,7 +49,7 @@ RECENT_S = 1.0  # how long `store.kv(name)` and the like answer without a reques
 SETTINGS = CoordinatorSettings(bytes_max=72 << 20)
 
 
-class FlightPort(FlightReading):
+class FlightPort(OwnerRequests):
     """The live port of a client: a store that another process owns."""
 
     def __init__(self, connection: Connection, *, clock: Clock, random: Random, send_s: float = SEND_S) -> None:
@@ -297,15 +291,12 @@ class FlightPort(FlightReading):
         return self._connection.ask(wire.DescribeTable(name), TableDescription)
 
     def wait_for_change(self, name: str, after: int, timeout_s: float) -> TableDescription:
-        """Wait for a later description of a table; a long wait is several requests."""
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        while True:
-            wait_s = min(max(0.0, deadline_s - self._clock.monotonic_s()), wire.WAIT_S_MAX)
-            try:
-                return self._connection.ask(wire.WaitForChange(name, after, wait_s), TableDescription, wait_s=wait_s)
-            except WaitExpired:
-                if self._clock.monotonic_s() >= deadline_s:
-                    raise
+        """Wait for a later description of a table."""
+
+        def changed(wait_s: float) -> TableDescription:
+            return self._connection.ask(wire.WaitForChange(name, after, wait_s), TableDescription, wait_s=wait_s)
+
+        return self._in_requests(changed, timeout_s)
 
     def drain(self, name: str, timeout_s: float) -> TableDescription:
         """Let a table drain, with what this client wrote before."""
@@ -318,128 +309,14 @@ class FlightPort(FlightReading):
         self._forget(name)
         return self._connection.ask(wire.ReactivateTable(name), TableDescription)
 
-    def trigger(self, task: str) -> None:
-        """Run a background task of the owner now."""
-        self._connection.ask(wire.TriggerTask(task), None)  # type: ignore[arg-type]
-
-    def tasks(self) -> list[str]:
-        """Return the names of the owner's background tasks."""
-        return self._connection.ask(wire.ListTasks(), list[str])
-
-    def troubles(self) -> list[Trouble]:
-        """Return the acknowledged writes that cannot be read, and why."""
-        return self._connection.ask(wire.ListTroubles(), list[Trouble])
-
-    def check(self, timeout_s: float) -> CheckReport:
-        """Have the owner read every file of the store."""
-        return self._connection.ask(wire.CheckStore(), CheckReport, wait_s=timeout_s)
-
-    def backup(self, target: str, keep: int | None, timeout_s: float) -> BackupReport:
-        """Have the owner back the store up."""
-        self._flush_writes()
-        return self._connection.ask(wire.BackupStore(target, keep), BackupReport, repeat=False, wait_s=timeout_s)
-
-    def archive(self, timeout_s: float) -> ArchiveReport:
-        """Have the owner make an archive run."""
-        self._flush_writes()
-        return self._connection.ask(wire.ArchiveStore(), ArchiveReport, repeat=False, wait_s=timeout_s)
-
-    def evict(self, name: str | None, local_bytes: int, timeout_s: float) -> EvictReport:
-        """Have the owner evict files."""
-        return self._connection.ask(wire.EvictFiles(name, local_bytes), EvictReport, wait_s=timeout_s)
-
-    def rehydrate(self, name: str | None, timeout_s: float) -> int:
-        """Have the owner fetch evicted files."""
-        return self._connection.ask(wire.RehydrateFiles(name), int, wait_s=timeout_s)
-
-    def verify_archive(self, name: str | None, timeout_s: float) -> VerifyReport:
-        """Have the owner read archived objects."""
-        return self._connection.ask(wire.VerifyArchive(name), VerifyReport, wait_s=timeout_s)
-
-    def collect_archive(self, timeout_s: float) -> int:
-        """Have the owner delete objects that nothing names."""
-        return self._connection.ask(wire.CollectArchive(), int, wait_s=timeout_s)
-
     def wait_for(self, lsn: int, tables: Sequence[TableInfo], timeout_s: float) -> int:
-        """Wait until tables have applied every record up to an LSN; a long wait is several requests."""
-        numbers, deadline_s = [info.table_id for info in tables], self._clock.monotonic_s() + timeout_s
-        while True:
-            wait_s = min(max(0.0, deadline_s - self._clock.monotonic_s()), wire.WAIT_S_MAX)
-            try:
-                return self._connection.ask(wire.WaitFor(lsn, numbers, wait_s), int, wait_s=wait_s)
-            except WaitExpired:
-                if self._clock.monotonic_s() >= deadline_s:
-                    raise
+        """Wait until tables have applied every record up to an LSN."""
+        numbers = [info.table_id for info in tables]
 
-    def compact(self, name: str, timeout_s: float) -> CompactionReport:
-        """Merge a table into as few files as possible; the owner may take COMPACT_S for it."""
-        self._flush_writes()
-        request = wire.CompactTable(name, timeout_s)
-        return self._connection.ask(request, CompactionReport, wait_s=timeout_s + COMPACT_S)
+        def applied(wait_s: float) -> int:
+            return self._connection.ask(wire.WaitFor(lsn, numbers, wait_s), int, wait_s=wait_s)
 
-    def jobs(self) -> list[JobSummary]:
-        """Return the jobs of the tables that this client may read."""
-        return self._connection.ask(wire.ListJobs(), list[JobSummary])
-
-    def retry_job(self, job: int) -> int:
-        """Enqueue a failed job once more; return the new one's number."""
-        return self._connection.ask(wire.RetryJob(job), int, repeat=False)
-
-    def run_jobs(self, name: str, timeout_s: float) -> int:
-        """Do the background work of a table that is due; the owner may take COMPACT_S for it."""
-        self._flush_writes()
-        return self._connection.ask(wire.RunJobs(name, timeout_s), int, wait_s=timeout_s + COMPACT_S)
-
-    def chunks(self, name: str) -> list[ChunkSummary]:
-        """Return the files of a table."""
-        return self._connection.ask(wire.ListChunks(name), list[ChunkSummary])
-
-    def resume(self, name: str) -> list[Trouble]:
-        """Let a paused table try again; return the troubles that remain."""
-        return self._connection.ask(wire.ResumeTable(name), list[Trouble])
-
-    def keep_snapshot(self, name: str) -> list[int]:
-        """Copy the files of a table, so that `repair` can restore it; the owner may take COMPACT_S for it."""
-        self._flush_writes()
-        return self._connection.ask(wire.KeepSnapshot(name), list[int], wait_s=COMPACT_S)
-
-    def drop_snapshot(self, name: str) -> None:
-        """Remove the copy of a table's files."""
-        self._connection.ask(wire.DropSnapshot(name), None)  # type: ignore[arg-type]
-
-    def repair(self, name: str) -> list[Trouble]:
-        """Replace the files of a table by their copy; the owner may take COMPACT_S for it."""
-        self._flush_writes()
-        return self._connection.ask(wire.RepairTable(name), list[Trouble], wait_s=COMPACT_S)
-
-    def exposition(self) -> str:
-        """Return the owner's metrics in Prometheus' text format."""
-        return self._connection.ask(wire.ReadMetrics(), str)
-
-    def statistics(self) -> StoreStatistics:
-        """Return the owner's statistics; what this client wrote before is in them."""
-        self._flush_writes()
-        return self._connection.ask(wire.ReadStatistics(), StoreStatistics)
-
-    def view(self) -> StoreView:
-        """Return how far the owner is; what this client wrote before is in it."""
-        self._flush_writes()
-        return self._connection.ask(wire.AwaitView(0, 0.0), StoreView)
-
-    def wait_view(self, after: int, timeout_s: float) -> StoreView:
-        """Wait for a view of the owner with a higher applied epoch than `after`, or raise `WaitExpired`."""
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        while True:
-            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-            wait_s = min(left_s, wire.VIEW_S_MAX)
-            try:
-                view = self._connection.ask(wire.AwaitView(after, wait_s), StoreView, wait_s=wait_s)
-                if view.applied_epoch > after:  # else it was only read: there was no time left
-                    return view
-                raise WaitExpired(f"the store had no newer view within {timeout_s} s: wait again")
-            except WaitExpired:
-                if deadline_s <= self._clock.monotonic_s():
-                    raise
+        return self._in_requests(applied, timeout_s)
 
     def time_us(self) -> int:
         return self._connection.ask(wire.ReadTime(), int)
@@ -518,10 +395,6 @@ class FlightPort(FlightReading):
             raise KeyMissing(f"table {table_id} is not encrypted")
         return key
 
-    def rotate_keys(self) -> RotationReport:
-        """Wrap the keys of all encrypted tables with the owner's newest master key."""
-        return self._connection.ask(wire.RotateKeys(), RotationReport, wait_s=COMPACT_S)
-
     def accept(self, group: PendingGroup, partition: PartitionId, files: Sequence[StagedFile]) -> None:
         """Make files the section of a group; the owner checks and syncs them before it accepts the group."""
         group.sections[partition] = Reference(tuple(files))
@@ -536,33 +409,6 @@ class FlightPort(FlightReading):
             offset += len(data)
             if not data:
                 break
-
-    # -- work for drivers
-
-    def take_offer(self, slots: int) -> Offer | None:
-        """Take work for a driver that runs `slots` parts at once; None if there is none."""
-        offers = self._connection.ask(wire.TakeOffer(slots), list[Offer])
-        return offers[0] if offers else None
-
-    def keep_offer(self, offer: str) -> bool:
-        """Renew an offer that is being worked on; False if it was withdrawn."""
-        return self._connection.ask(wire.KeepOffer(offer), bool)
-
-    def finish_offer(self, offer: str, results: list[bytes]) -> bool:
-        """Deliver the packed result of each part; False if the offer was withdrawn."""
-        return self._connection.ask(wire.FinishOffer(offer, results), bool)
-
-    def fail_offer(self, offer: str, reason: str) -> None:
-        """Report that the work of an offer failed."""
-        self._connection.ask(wire.FailOffer(offer, reason), None)  # type: ignore[arg-type]
-
-    def read_offered(self, offer: str, name: str, offset: int) -> bytes:
-        """Read bytes of an offer's input file; empty past its end."""
-        return self._connection.ask(wire.ReadOffered(offer, name, offset), bytes)
-
-    def write_offered(self, offer: str, name: str, offset: int, data: bytes) -> None:
-        """Write bytes of an offer's output file; offset 0 starts it over."""
-        self._connection.ask(wire.WriteOffered(offer, name, offset, data), None)  # type: ignore[arg-type]
 
     def is_token_used(self, token: tuple[str, int]) -> bool:
         return self._connection.ask(wire.AskToken(*token), bool)

@@ -44,6 +44,7 @@ from penstock.server.rights import ADMIN, EVERY_TABLE, READ, WRITE, Right, Right
 HEADER = "x-penstock-console"  # sent by our page with every request but that for events
 ACTION_BYTES_MAX = 1 << 20
 ACTION_S = 120.0
+KEY_SHOWN = 256  # bytes of a chunk's first and last key
 WAKE_S = 0.5  # between two looks whether a page is still there
 FILES = {
     ".html": "text/html; charset=utf-8",
@@ -235,14 +236,17 @@ class Console:
         return StreamingResponse(self._stream(request, rights), media_type="text/event-stream")
 
     async def _stream(self, request: Request, rights: Rights) -> AsyncIterator[bytes]:
-        past = [visible(one, rights) for one in self.sampler.past()]
-        yield _event("history", past)
         with self.sampler.listening() as page:
+            yield _event("history", [visible(one, rights) for one in self.sampler.past()])
             while not self.sampler.stopping and not await request.is_disconnected():
                 sample: Sample | None = None
                 with move_on_after(WAKE_S):
                     sample = await page.get()
                 if sample is not None:
+                    try:
+                        rights = self._rights(request)
+                    except Refused:  # its token was withdrawn, or its session has ended
+                        return
                     yield _event("sample", visible(sample, rights))
 
     # -- reading
@@ -286,7 +290,8 @@ class Console:
         chunks = self._store.chunks(given.text("table"))
         fields = [name for name in (chunks[0].__dataclass_fields__ if chunks else ()) if name not in ("start", "end")]
         shown = [
-            {**{name: getattr(one, name) for name in fields}, "start": one.start.hex(), "end": one.end.hex()}
+            {name: getattr(one, name) for name in fields}
+            | {"start": one.start[:KEY_SHOWN].hex(), "end": one.end[:KEY_SHOWN].hex()}
             for one in chunks[:2_000]
         ]
         return {"chunks": shown, "total": len(chunks)}
@@ -357,7 +362,7 @@ def _check_ours(request: Request) -> None:
 async def _document(request: Request) -> Parameters:
     try:
         found = msgspec.json.decode(await read_body(request, ACTION_BYTES_MAX), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Refused(400, "bad_data", "the body is a JSON object") from None
     return Parameters(found)
 

@@ -24,6 +24,7 @@ VALUE_BYTES_MAX = 4 << 20  # of a value that is shown alone
 NEIGHBOURS_MAX = 100
 MAP_MAX = 400  # vectors of a projection
 RECALL_QUERIES = 16
+LETTERS_EACH = 1_000  # that share a producer of tokens: the ledger remembers a little more of them
 
 
 class Parameters:
@@ -66,13 +67,17 @@ class Parameters:
 
 def encoded(value: Any, bytes_max: int = PREVIEW_BYTES) -> Reply:
     """Return a value for a page: its type, its first bytes as base64, and how many there are."""
-    if isinstance(value, bytes):
-        kind, data = "bytes", value
-    elif isinstance(value, str):
-        kind, data = "text", value.encode()
-    else:
-        kind, data = "json", msgspec.json.encode(value, enc_hook=_plain)
+    kind, data = _content(value)
     return {"type": kind, "size": len(data), "data": base64.b64encode(data[:bytes_max]).decode()}
+
+
+def _content(value: Any) -> tuple[str, bytes]:
+    """Return the type of a value, and its bytes."""
+    if isinstance(value, bytes):
+        return "bytes", value
+    if isinstance(value, str):
+        return "text", value.encode()
+    return "json", msgspec.json.encode(value, enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -113,20 +118,16 @@ def read_rows(table: Any, given: Parameters) -> Reply:
         bound["start"] = _key(table, after)
     rows: list[Reply] = []
     scanned, last, more = 0, b"", False
-    for key, value in table.scan(**bound, reverse=backwards, limit=SCANNED_MAX + 1):
+    for key, value in table.scan(**bound, reverse=backwards, limit=SCANNED_MAX + 2):  # `after`, and whether more follow
         if after and not backwards and _bytes(key) == after:
             continue
         if len(rows) == limit or scanned == SCANNED_MAX:
             more = True
             break
         scanned, last = scanned + 1, _bytes(key)
-        if not wanted or wanted in last or wanted in _searchable(value):
+        if not wanted or wanted in last or wanted in _content(value)[1]:
             rows.append({"key": last.hex(), "value": encoded(value)})
     return {"rows": rows, "scanned": scanned, "next": last.hex() if more else None}
-
-
-def _searchable(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else msgspec.json.encode(value, enc_hook=_plain)
 
 
 def read_row(table: Any, given: Parameters) -> Reply:
@@ -200,7 +201,7 @@ def _letter(payload: bytes) -> Reply | None:
         found = msgspec.json.decode(payload)
         data = base64.b64decode(found["payload_base64"])
         return {"source": str(found["source"]), "reason": str(found["reason"]), "data": data, "fields": found}
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
@@ -236,7 +237,12 @@ def letter_source(table: Any, given: Parameters) -> str:
 def put_back(store: Any, table: Any, given: Parameters) -> Reply:
     """Put the message of a dead letter back into the queue it came from: once, however often this is asked."""
     message, letter = _existing_letter(table, given)
-    token = f"console put back {table.name} {message.shard}", message.sequence
+    info = store.port.table(table.name)
+    if info is None:
+        raise NotFound(f"table {table.name} was dropped")
+    # By id, as another table of this name has other letters; in ranges, as an old letter may come after a new one.
+    part, number = divmod(message.sequence, LETTERS_EACH)
+    token = f"console put back {info.table_id} {message.shard} {part}", number
     with store.batch(token=token) as batch:
         batch.queue(letter["source"]).put(letter["data"], key=message.key)
     if batch.duplicate:
@@ -339,8 +345,8 @@ def _projected(table: Any, ids: list[str], vectors: Any, hits: Any, query: Any) 
     if table.metric == "cosine":
         every /= np.maximum(np.linalg.norm(every, axis=1, keepdims=True), 1e-12)
     every -= every.mean(axis=0)
-    _, axes = np.linalg.eigh(every.T @ every)
-    flat = every @ axes[:, ::-1][:, :2]
+    axes = np.linalg.svd(every, full_matrices=False)[2]  # not from their products: 16,384 dimensions have 2 GB of them
+    flat = every @ axes[:2].T
     if flat.shape[1] < 2:
         flat = np.concatenate([flat, np.zeros((len(flat), 1))], axis=1)
     flat /= np.maximum(np.quantile(np.abs(flat), 0.98, axis=0), 1e-12)  # a few far ones stand at the edge

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 from penstock.errors import PenstockError
 from penstock.host.clock import Clock
 from penstock.server.rights import READ, Rights
+from penstock.store.reports import table_size
 
 log = logging.getLogger(__name__)
 EVERY_S = 1.0
@@ -157,12 +158,10 @@ def _lag_s(table: Any, one: Any, now_us: int) -> float | None:
 
 def _size(numbers: Any) -> Sample:
     """Return rows and bytes of a table, from the statistics of its kind."""
-    rows = next(
-        getattr(numbers, name) for name in ("messages", "rows_max", "series", "count") if hasattr(numbers, name)
-    )
+    rows, size = table_size(numbers)
     return {
-        "rows": int(rows),
-        "bytes": int(numbers.file_bytes if hasattr(numbers, "file_bytes") else numbers.bytes),
+        "rows": rows,
+        "bytes": size,
         "memory": int(getattr(numbers, "memory_bytes", 0)),
         "files": int(numbers.files),
         "runs": int(getattr(numbers, "runs_max", 0)),
@@ -246,6 +245,7 @@ class Sampler:
         self.history: deque[Sample] = deque(maxlen=HISTORY)
         self._pages: set[asyncio.Queue[Sample]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # held while a sample is read
         self.stopping = False
 
     @property
@@ -259,10 +259,18 @@ class Sampler:
         return await self._take()
 
     async def _take(self) -> Sample:
-        sample: Sample = await self._in_thread(self._reader.read)
-        if not self.history or sample["t"] > self.history[-1]["t"]:
-            self.history.append(sample)
-        return sample
+        newest = self._newest()
+        async with self._turn:
+            taken = self._newest()
+            if taken is not None and taken is not newest:
+                return taken  # while this one waited for its turn
+            sample: Sample = await self._in_thread(self._reader.read)
+            if taken is None or sample["t"] > taken["t"]:
+                self.history.append(sample)
+            return sample
+
+    def _newest(self) -> Sample | None:
+        return self.history[-1] if self.history else None
 
     def past(self) -> list[Sample]:
         """Return the history for a new page: fewer samples the older they are, and the more each of them holds."""

@@ -247,7 +247,7 @@ def _buildinfo(table: SeriesReader, request: ReadRequest) -> Any:
 
 def _tsdb(table: SeriesReader, request: ReadRequest) -> Any:
     text = _one(request.parameters, "limit") if request.parameters.get("limit") else "10"
-    if not text.isdecimal() or not 0 < int(text[:9]) <= TOP_MAX:
+    if not text.isdecimal() or len(text) > 9 or not 0 < int(text) <= TOP_MAX:
         raise Invalid(f"limit is a number from 1 to {TOP_MAX:,}, not {in_short(text)}")
     found = table.cardinality(top=int(text))
 

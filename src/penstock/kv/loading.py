@@ -38,6 +38,7 @@ from penstock.partition.reference import StagedFile, sealed
 
 INLINE_BYTES_MAX = 1 << 20  # of rows that are sent as sections
 SORT_BYTES = 128 << 20
+WRITTEN_ROWS = 65_536  # to a file at once
 _NOT_ROWS = ("lsn",)  # columns of a table that are ignored in a load
 
 
@@ -135,20 +136,27 @@ class Loader:
                 self._add_rows(number, shard, keys.take(rows), stored.take(rows), kinds[rows])
 
     def _take_merges(self, keys: Any, values: Any, ops: Any, shards: Any, deletes: Any) -> Any:
-        """Move merge operands into sections; return a mask of their rows."""
+        """Move merge operands into sections; return a mask of their rows. A later row that is not one drops them."""
         if ops is None:
             return np.zeros(len(keys), np.bool_)
         merged = ~deletes & ~_equal(ops, "put") & ops.is_valid().to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(merged).tolist():
-            operator = ops[row].as_py()
-            if operator not in MERGES[self._options.value]:
-                allowed = ", ".join(("put", "delete", *MERGES[self._options.value]))
-                raise Invalid(f"op is {operator!r}: a table of {self._options.value_name} takes {allowed}")
-            operand = values[row].as_py()
-            kind = check_operand(operator, operand)
+        if not merged.any() and self._merges.is_empty():
+            return merged
+        for row, key in enumerate(keys.to_pylist()):
             partition = self._partitions[int(shards[row])]
-            section.operate(self._merges, partition, keys[row].as_py(), (kind, operand, NEVER))
+            if merged[row]:
+                self._merge(partition, key, ops[row].as_py(), values[row].as_py())
+                continue
+            for group in self._merges.groups:
+                group.sections.get(partition, {}).pop(key, None)
         return merged
+
+    def _merge(self, partition: PartitionId, key: bytes, operator: str, operand: bytes) -> None:
+        if operator not in MERGES[self._options.value]:
+            allowed = ", ".join(("put", "delete", *MERGES[self._options.value]))
+            raise Invalid(f"op is {operator!r}: a table of {self._options.value_name} takes {allowed}")
+        kind = check_operand(operator, operand)
+        section.operate(self._merges, partition, key, (kind, operand, NEVER))
 
     def _add_rows(self, number: int, shard: _Shard, keys: Any, values: Any, kinds: Any) -> None:
         count = len(keys)
@@ -170,20 +178,13 @@ class Loader:
         chunk_id = 1 + sum(len(some.sorted) for some in self._shards)
         path = sstable_path(self._spare, chunk_id)
         identity = ChunkIdentity(store=self._context.identity, chunk_id=chunk_id)
-        self._write(path, identity, self._partitions[number], _sorted(shard.parts))
+        _write_sstable(self._context, path, identity, self._partitions[number], _sorted(shard.parts))
         shard.sorted.append(path)
         shard.parts, shard.bytes = [], 0
 
-    def _write(self, path: str, identity: ChunkIdentity, partition: PartitionId, columns: Columns) -> None:
-        sealing = self._context.sealing(partition)
-        writer = SstableWriter(self._fs, path, identity, sealing=sealing, maker=self._context.maker)
-        for start in range(0, len(columns), 65_536):
-            writer.append(columns.slice(start, min(len(columns), start + 65_536)))
-        writer.finish()
-
     def _finish(self, number: int) -> Iterator[PreparedRows]:
         shard, partition = self._shards[number], self._partitions[number]
-        operands = [group.sections[partition] for group in self._merges.groups if partition in group.sections]
+        operands = [rows for group in self._merges.groups if (rows := group.sections.get(partition))]
         if not shard.sorted and shard.bytes <= INLINE_BYTES_MAX:
             if shard.parts:
                 yield PreparedRows(partition, section.encode(_rows(_sorted(shard.parts))), rows=shard.rows)
@@ -192,7 +193,8 @@ class Loader:
         elif not shard.sorted:
             staged = self._context.reserve(partition, 1)[0]
             identity = ChunkIdentity(store=self._context.identity, chunk_id=staged.chunk_id)
-            self._write(f"{self._context.root}/{staged.file_name}", identity, partition, _sorted(shard.parts))
+            path = f"{self._context.root}/{staged.file_name}"
+            _write_sstable(self._context, path, identity, partition, _sorted(shard.parts))
             yield self._sealed(partition, staged, shard.rows)
         else:
             yield from self._merged(number)
@@ -273,6 +275,27 @@ def _rows(columns: Columns) -> section.Rows:
     return rows
 
 
+def _write_sstable(  # noqa: PLR0917
+    context: BuildContext,
+    path: str,
+    identity: ChunkIdentity,
+    partition: PartitionId,
+    columns: Columns | None,
+    ranges: RangeDeletes = NO_RANGES,
+) -> None:
+    """Write sorted rows, and deletes of ranges, to a file, durably; what fails leaves nothing."""
+    writer = SstableWriter(context.fs, path, identity, sealing=context.sealing(partition), maker=context.maker)
+    try:
+        writer.delete_ranges(ranges)
+        if columns is not None:
+            for start in range(0, len(columns), WRITTEN_ROWS):
+                writer.append(columns.slice(start, min(len(columns), start + WRITTEN_ROWS)))
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
 # -- one group
 
 
@@ -336,11 +359,7 @@ def _as_files(
         identity = ChunkIdentity(store=context.identity, chunk_id=staged.chunk_id)
         path = f"{context.root}/{staged.file_name}"
         make_dirs(fs, parent(path))
-        writer = SstableWriter(fs, path, identity, sealing=context.sealing(partition), maker=context.maker)
-        writer.delete_ranges(ranges)
-        if rows_of is not None:
-            writer.append(rows_of)
-        writer.finish()
+        _write_sstable(context, path, identity, partition, rows_of, ranges)
         loads.append(
             PreparedRows(partition, file=sealed(fs, context.root, staged), rows=0 if rows_of is None else len(rows_of))
         )

@@ -16,10 +16,10 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import Invalid
-from penstock.kinds import QueryContext, Reading
+from penstock.kinds import STATISTICS, QueryContext, Reading
 from penstock.partition.ledger import TableInfo
 
-COUNT, STATISTICS = "count", "statistics"
+COUNT = "count"
 _ROWS_EACH = 1 << 20  # counted for one batch of an answer, which has a deadline
 _encode = msgspec.msgpack.Encoder().encode
 _range = msgspec.msgpack.Decoder(tuple[bytes, bytes | None])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from struct import Struct
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ DEPTH_MAX = 16
 DESCRIBED_BYTES_MAX = 256 << 10  # every client gets them with the table
 _encode = msgspec.msgpack.Encoder().encode
 _maps = msgspec.msgpack.Decoder(list[dict[str, Any]])
+_F32 = Struct("<f")
 _ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError)
 
 
@@ -136,7 +138,7 @@ def encode(value: Any, struct: Any) -> bytes:
 def _plain(value: Any, arrow: Any) -> Any:
     """Return a value in dicts and lists; `Invalid` for what Arrow takes silently.
 
-    These are unknown fields, missing ones, fractions as integers, and pairs instead of a mapping.
+    These are unknown fields, missing ones, pairs instead of a mapping, and numbers that it would change.
     """
     if value is None:
         return None
@@ -151,9 +153,24 @@ def _plain(value: Any, arrow: Any) -> Any:
         if not isinstance(value, (list, tuple, np.ndarray)) or (isinstance(value, np.ndarray) and value.ndim == 0):
             raise Invalid(f"a field of this table's struct is a list, not {in_short(value)}")
         return [_plain_field(item, arrow.value_field) for item in value]
-    if pa.types.is_integer(arrow) and plain_int(value) is None:
+    if _would_change(value, arrow):
         raise Invalid(f"a field of this table's struct is {arrow}, not {in_short(value)}")
     return value
+
+
+def _would_change(value: Any, arrow: Any) -> bool:
+    """Whether Arrow would store another number: of a fraction, a bool, or one that float32 cannot hold."""
+    types = pa.types
+    if types.is_integer(arrow):
+        return plain_int(value) is None
+    if types.is_timestamp(arrow) or types.is_date32(arrow):
+        return isinstance(value, (float, np.floating))
+    if types.is_float32(arrow) and isinstance(value, (int, float, np.floating)) and not isinstance(value, bool):
+        try:
+            _F32.pack(float(value))
+        except OverflowError:
+            return True
+    return bool(types.is_floating(arrow)) and isinstance(value, (bool, np.bool_))
 
 
 def _plain_field(value: Any, field: Any) -> Any:

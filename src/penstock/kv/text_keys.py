@@ -57,9 +57,9 @@ class TextKvReader(ReadableMapping[str, V]):
         self._table = KvReader(port, info)
         self._options = self._table._options
 
-    def changes(self, *, after: int | None = None) -> ChangeFeed:
+    def changes(self, *, after: int | None = None, until: int | None = None) -> ChangeFeed:
         """Return the changes of the table after an LSN: see `KvReader.changes`."""
-        return self._table.changes(after=after)
+        return self._table.changes(after=after, until=until)
 
     @property
     def name(self) -> str:

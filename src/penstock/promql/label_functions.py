@@ -24,7 +24,8 @@ PATTERN_BYTES_MAX = 4_096
 VALUE_CHARACTERS_MAX = 65_536  # of a label that a function makes: calls within calls could double it each time
 VALUES_CHARACTERS_MAX = 64 << 20  # of all its values
 _GROUP = re.compile(r"\$(?:\$|(\w+)|\{(\w+)\})", re.ASCII)
-_CHUNKS = re.compile(r"\d+|\D+")
+_CHUNKS = re.compile(r"\d+|\D+", re.ASCII)
+_DIGITS = "0123456789"
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 _OPTIONS.dot_nl = True
@@ -156,8 +157,10 @@ def _natural(one: str, other: str) -> int:
     for a, b in zip(_CHUNKS.findall(one), _CHUNKS.findall(other), strict=False):
         if a == b:
             continue
-        if a.isdecimal() and b.isdecimal() and int(a) != int(b):
-            return -1 if int(a) < int(b) else 1
+        if a[0] in _DIGITS and b[0] in _DIGITS:
+            x, y = a.lstrip("0"), b.lstrip("0")  # not as ints: Python makes none of more than 4,300 digits
+            if x != y:
+                return -1 if (len(x), x) < (len(y), y) else 1
         return -1 if a < b else 1
     return (len(one) > len(other)) - (len(one) < len(other))
 

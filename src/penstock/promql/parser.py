@@ -2,7 +2,8 @@
 
 The library reads nearly all of Prometheus 3. What it gets wrong is handled here, before or after it:
 
-- its parser recurses, so the depth and the number of tokens are checked first;
+- its parser recurses, so the depth and the number of tokens are checked first; and so does its reader of texts and
+  comments, which ends the process where the stack ends;
 - a time before 1970 after `@` makes it panic, and `or` between matchers is not PromQL: both are refused;
 - a duration as a number of seconds makes it panic if it is too large, which prints: it is refused before;
 - it knows no `anchored`, `smoothed`, arithmetic of durations or `1_000`: its error says so.
@@ -44,12 +45,14 @@ from penstock.promql.tree import (
 QUERY_BYTES_MAX = 65_536
 TOKENS_MAX = 8_192
 DEPTH_MAX = 100
+ESCAPES_MAX = 4_000  # in texts, and comments: each takes some 400 bytes of the stack
 DURATION_US_MAX = 1 << 58  # some 9,000 years; times and a few durations fit into 64 bits together
 REMEMBERED_BYTES_MAX = 1_024  # of a query that is not parsed again
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# A text that does not end, which the library refuses, is one token: tried from each of its quotes, it would take long.
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
-    |(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`)
+    |(?P<text>"(?:\\.|[^"\\]++)*+"?|'(?:\\.|[^'\\]++)*+'?|`[^`]*+`?)
     |(?P<early>@\s*-)
     |(?P<word>[A-Za-z0-9_:.]+)
     |(?P<open>[(\[{])
@@ -58,7 +61,8 @@ _TOKEN = re.compile(
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_QUOTED = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`""", re.DOTALL)
+_ESCAPE = re.compile(r"\\.|\#", re.DOTALL)
+_QUOTED = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\]++)*+"?|'(?:\\.|[^'\\]++)*+'?|`[^`]*+`?""", re.DOTALL)
 # Durations as numbers of seconds: the library panics if one is not finite or too large.
 _SECONDS = [
     re.compile(before + r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|inf|nan)(?![a-z0-9_.(])", re.IGNORECASE)
@@ -111,6 +115,8 @@ def _library() -> Any:
 
 def _check_size(text: str) -> None:
     """Refuse what would make the library recurse too deeply, or panic."""
+    if len(_ESCAPE.findall(text)) > ESCAPES_MAX:
+        raise Invalid(f"a query has at most {ESCAPES_MAX} escapes and comments: give it in several")
     plain = _QUOTED.sub('""', text)
     for number in (found for pattern in _SECONDS for found in pattern.finditer(plain)):
         if not float(number.group(1)) * 1_000_000 <= DURATION_US_MAX:

@@ -19,7 +19,7 @@ In a store it is a kind of table:
     delivery    messages for consumers: leases, waiting, dead letters
     service     the owner's other calls: append, positions, retention
     retention, options, validation
-    table, consumer, kind   the API
+    view, table, consumer, kind   the API; view: what a snapshot has of it
 
 docs/format/qmft.md gives the bytes of files, docs/format/journal.md those of sections and rows.
 """

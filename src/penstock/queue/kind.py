@@ -55,7 +55,7 @@ from penstock.queue.positions import ACK, CONDITIONS, MOVE, SEQUENCE_MAX, Ack, M
 from penstock.queue.reading import rows_in_files
 from penstock.queue.service import QueueService
 from penstock.queue.staged import MessageLoader, bundle, load_schema
-from penstock.queue.table import QueueTable, QueueView, filtered_sequence_range, in_table_schema, table_schema
+from penstock.queue.table import QueueTable, filtered_sequence_range
 from penstock.queue.validation import (
     READ_ONLY_CALLS,
     REPEATABLE_CALLS,
@@ -66,6 +66,7 @@ from penstock.queue.validation import (
     waits,
     weight,
 )
+from penstock.queue.view import QueueView, in_table_schema, table_schema
 
 
 class QueueKind(Kind, Streamable, Loadable, FileReadable, FileKeeping, Serviced, Changing):

@@ -1,4 +1,4 @@
-"""The API of a queue, over a port.
+"""The API of a queue, over a port; `view` is what it has in common with a queue of a snapshot.
 
 Thread: any number; a table's only state is a counter that spreads messages without a key over the shards.
 """
@@ -6,13 +6,11 @@ Thread: any number; a table's only state is a counter that spreads messages with
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from penstock.arguments import ArrowSource, flag, in_short, microseconds, text, whole
@@ -20,49 +18,34 @@ from penstock.arrow_input import plain_table
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import Filters, Port, ReadableTable, Reading, WritableTable
-from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, bytes_list, fixed_array
+from penstock.kinds import Filters, Port, WritableTable
+from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition, token_too_old
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.queue import section
-from penstock.queue.calls import ConsumerSummary, LeasedMessage, QueueCall, QueueTotals, ShardBounds
-from penstock.queue.changes import change_schema
-from penstock.queue.headers import HEADERS, checked_headers, dicts, header_bytes
+from penstock.queue.calls import ConsumerSummary, QueueCall, QueueTotals, ShardBounds
+from penstock.queue.headers import checked_headers, header_bytes
 from penstock.queue.machine import KEY
-from penstock.queue.messages import TIME, Messages, encode_payloads
+from penstock.queue.messages import Messages, encode_payloads
 from penstock.queue.options import (
     Retention,
     decode_queue_options,
     encode_queue_options,
-    feed_options,
     has_headers,
     no_headers,
     queue_options,
 )
 from penstock.queue.positions import SEQUENCE_MAX
+from penstock.queue.view import QueueView
 
 if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer
 
 
 START_BYTES_MAX = 1 << 16
+DIGITS_MAX = 20  # of a sequence or a time
 ALTERS_MAX = 10  # attempts against other callers
 MESSAGE_BYTES = 200  # memory of a pending message besides its key and payload
-TABLE_SCHEMA = pa.schema(
-    [
-        pa.field("shard", pa.int32(), nullable=False),
-        pa.field("sequence", pa.int64(), nullable=False),
-        pa.field("timestamp", TIME, nullable=False),
-        pa.field("key", pa.binary()),
-        pa.field("payload", pa.binary(), nullable=False),
-    ]
-)
-SCHEMA_WITH_HEADERS = TABLE_SCHEMA.append(pa.field("headers", HEADERS))
-
-
-def table_schema(options: bytes) -> pa.Schema:
-    """Return the schema of a queue with these options."""
-    return SCHEMA_WITH_HEADERS if has_headers(options) else TABLE_SCHEMA
 
 
 class Position(NamedTuple):
@@ -75,153 +58,6 @@ class Position(NamedTuple):
     shard: int
     sequence: int
     lsn: int
-
-
-class Message(NamedTuple):
-    """A message that was read.
-
-    >>> store.queue("events").read()[0].payload
-    b'hello'
-    """
-
-    shard: int
-    sequence: int
-    time_us: int
-    key: bytes | None
-    payload: bytes
-    headers: dict[str, bytes] | None = None  # None: it has none
-
-
-def in_table_schema(batch: Any, shard: int, schema: pa.Schema = TABLE_SCHEMA) -> Any:
-    """Add the shard column to a record batch of a shard; headers are there if `schema` has them."""
-    count = batch.num_rows
-    columns = [
-        fixed_array(pa.int32(), np.full(count, shard, np.int32)),
-        batch.column("sequence").cast(pa.int64()),
-        batch.column("time"),
-        batch.column("key"),
-        batch.column("payload"),
-    ]
-    if len(schema) > len(columns):
-        columns.append(batch.column("headers") if "headers" in batch.schema.names else pa.nulls(count, HEADERS))
-    return pa.record_batch(columns, schema=schema)
-
-
-class QueueView(ReadableTable):
-    """A read-only queue, live or in a snapshot.
-
-    >>> with store.snapshot() as snapshot:
-    ...     snapshot.queue("events").to_arrow().num_rows
-    1
-    """
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}, {self.shards} {'shard' if self.shards == 1 else 'shards'}>"
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema: shard, sequence, timestamp, key, payload, and headers if the queue takes them."""
-        return table_schema(self._info.options)
-
-    def _change_schema(self) -> pa.Schema | None:
-        options = self._info.options
-        return None if feed_options(options) is None else change_schema(options)
-
-    def _partition(self, shard: int) -> PartitionId:
-        return self._partitions[whole(shard, f"a shard of queue {self.name}", 0, self.shards - 1)]
-
-    def read(self, shard: int | None = None, from_sequence: int = 1, limit: int = 1_000) -> list[Message]:
-        """Return up to `limit` messages from a sequence or (1) the oldest, of one shard or of all, one after the other.
-
-        `NotFound` if the message `from_sequence` was trimmed.
-
-        >>> [message.payload for message in events.read(limit=10)]
-        [b'hello']
-        """
-        messages: list[Message] = []
-        with self._moment(shard) as (reading, shards):
-            for number in shards:
-                messages += self._read(reading, number, _whole(from_sequence), _whole(limit) - len(messages))
-        return messages
-
-    @contextmanager
-    def _moment(self, shard: int | None) -> Iterator[tuple[Reading, Sequence[int]]]:
-        """Provide what a shard, or all of them at one LSN, are read from, and their numbers."""
-        if shard is not None or self.shards == 1:
-            self._partition(0 if shard is None else shard)
-            yield self._reading, [0 if shard is None else shard]
-        else:
-            with self._reading.moment(self._partitions) as moment:
-                yield moment, range(self.shards)
-
-    def _read(self, reading: Reading, shard: int, from_sequence: int, limit: int) -> list[Message]:
-        start, partition = max(1, from_sequence), self._partition(shard)
-        while True:
-            messages: list[Message] = []
-            for batch in reading.scan_arrow(partition, _key(start), _key(start + limit)):
-                messages += _messages(batch, shard)
-            if limit == 0 or (messages and messages[0].sequence == start):
-                return messages
-            first = _first_from(reading, partition, start)
-            if first is None or first == start:  # there is none, or it has just arrived
-                return messages
-            if from_sequence > 1:
-                raise NotFound(f"message {from_sequence} was trimmed: shard {shard} begins at {first}")
-            start = first
-
-    def scan_arrow(
-        self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Return record batches in the table's schema, of one shard or of all.
-
-        >>> [batch.num_rows for batch in events.scan_arrow(shard=0)]
-        [1]
-        """
-        start, end = _key(from_sequence), None if to_sequence is None else _key(to_sequence)
-        schema = self.schema
-        with self._moment(shard) as (reading, shards):
-            for number in shards:
-                for batch in reading.scan_arrow(self._partition(number), start, end):
-                    yield in_table_schema(batch, number, schema)
-
-    def read_arrow(self, shard: int | None = None, from_sequence: int = 1, to_sequence: int | None = None) -> pa.Table:
-        """Return messages as an Arrow table.
-
-        >>> events.read_arrow(shard=0, from_sequence=1, to_sequence=2).num_rows
-        1
-        """
-        schema = self.schema
-        return pa.Table.from_batches(list(self.scan_arrow(shard, from_sequence, to_sequence)), schema)
-
-    def to_arrow(self) -> pa.Table:
-        """Return all messages as an Arrow table.
-
-        >>> events.to_arrow().column("payload").to_pylist()
-        [b'hello']
-        """
-        return self.read_arrow()
-
-
-def _whole(number: Any) -> int:
-    return whole(number, "a sequence or a limit")
-
-
-def _key(sequence: Any) -> bytes:
-    return KEY.pack(min(_whole(sequence), (1 << 64) - 1))
-
-
-def _first_from(reading: Reading, partition: PartitionId, start: int) -> int | None:
-    """Return the sequence of the first message at or after `start`; None if there is none."""
-    batches = reading.scan_arrow(partition, _key(start), None)
-    return next((batch.column("sequence")[0].as_py() for batch in batches), None)
-
-
-def _messages(batch: Any, shard: int) -> Iterator[Message]:
-    times = batch.column("time").cast(pa.int64()).to_pylist()
-    sequences, keys = batch.column("sequence").to_pylist(), batch.column("key").to_pylist()
-    headers = (dicts(batch.column("headers")),) if "headers" in batch.schema.names else ()
-    payloads = bytes_list(batch.column("payload"))
-    return map(Message, itertools.repeat(shard), sequences, times, keys, payloads, *headers)
 
 
 class QueueTable(QueueView, WritableTable):
@@ -411,9 +247,9 @@ class QueueTable(QueueView, WritableTable):
             return {shard: shard_bounds.next for shard, shard_bounds in enumerate(bounds)}
         if word == "consumer" and rest:
             return self.consumer(rest).position
-        if word == "time" and rest.removeprefix("-").isdecimal():
+        if word == "time" and rest.removeprefix("-").isdecimal() and len(rest) <= DIGITS_MAX:
             return {shard: self.seek(int(rest), shard=shard) for shard in range(self.shards)}
-        if start.isdecimal():
+        if start.isdecimal() and len(start) <= DIGITS_MAX:
             return dict.fromkeys(range(self.shards), int(start))
         try:
             sequences = msgspec.json.decode(start, type=dict[int, int])
@@ -421,7 +257,7 @@ class QueueTable(QueueView, WritableTable):
             sequences = {}
         if sorted(sequences) != list(range(self.shards)):
             raise Invalid(
-                f"start is {start!r}: use earliest, latest, consumer:NAME, time:MICROSECONDS, a sequence, or "
+                f"start is {in_short(start)}: use earliest, latest, consumer:NAME, time:MICROSECONDS, a sequence, or "
                 f"sequences of all shards (0 to {self.shards - 1}) as JSON"
             )
         return sequences
@@ -565,6 +401,3 @@ def filtered_sequence_range(filters: Filters, table: QueueTable, shard: int) -> 
             if operation in ("=", "in", "<", "<="):
                 high = min(high, max(values) + (operation != "<"))
     return KEY.pack(max(0, low)), None if high >= 1 << 63 else KEY.pack(max(0, low, high))
-
-
-__all__ = ["LeasedMessage", "Message", "Position", "QueueTable", "QueueView"]

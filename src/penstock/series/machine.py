@@ -45,8 +45,8 @@ from penstock.series.section_codec import decode_section
 def open_series_machine(site: MachineContext, descriptor: PartitionDescriptor, options: bytes) -> SeriesMachine:
     """Open the state machine of a shard."""
     maintenance = site.maintenance
+    decoded = decode_series_options(options)  # before the tree, which would stay open
     tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder, memtable=SeriesMemtable)
-    decoded = decode_series_options(options)
     feed = None if decoded.changes is None else open_feed(maintenance, descriptor, tree, decoded.changes)
     return SeriesMachine(tree, maintenance, descriptor, decoded, site, feed=feed)
 

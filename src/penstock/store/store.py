@@ -404,6 +404,8 @@ class Store(TableOperations):
         """The URL of the store's archive; None if it has none."""
         return self._archive.url
 
+    # -- repair, checks and keys
+
     def recover(self) -> None:
         """Accept writes again after a failed one; the unwritten batches are written again.
 

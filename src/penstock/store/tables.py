@@ -20,7 +20,8 @@ from penstock.partition.ledger import TableInfo, check_token
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.partition.storage_options import StorageOptions, changed, encode_storage
 from penstock.queue.options import Retention
-from penstock.queue.table import QueueTable, QueueView
+from penstock.queue.table import QueueTable
+from penstock.queue.view import QueueView
 from penstock.registry import QUEUE, check_name, find_kind, kind_named, known_kinds, series_kind, vector_kind
 from penstock.store.batch import StoreBatch
 from penstock.store.kv_tables import KvOfSnapshot, KvOfStore

@@ -40,8 +40,8 @@ def open_vector_machine(
 ) -> VectorMachine:
     """Open the state machine of a shard; the kernels of a store may take `memory_bytes_max` together."""
     budget = _budgets.setdefault(maintenance, IndexBudget(memory_bytes_max))
+    decoded = decode_vector_options(options)  # before the tree, which would stay open
     tree = maintenance.open_tree(descriptor.table_id, descriptor.shard, descriptor.folder)
-    decoded = decode_vector_options(options)
     feed = None if decoded.changes is None else open_feed(maintenance, descriptor, tree, decoded.changes)
     return VectorMachine(tree, maintenance, descriptor, decoded, budget, feed=feed)
 

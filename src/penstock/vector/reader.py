@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from penstock.arguments import flag, in_short, plain_int, seconds
 from penstock.errors import Invalid
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, QUERY_S_MAX, Reading, partitions_of
-from penstock.kinds.change_reading import ChangeFeed, no_feed
+from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, QUERY_S_MAX, ReadableTable, Reading
 from penstock.partition.ledger import TableInfo
 from penstock.vector.attributes import decode_attributes
 from penstock.vector.changes import change_schema
@@ -67,7 +66,7 @@ class VectorStatistics:
     file_bytes: int
 
 
-class VectorReader:
+class VectorReader(ReadableTable):
     """A read-only vector table, live or in a snapshot.
 
     >>> docs = store.vector("docs", dimensions=2)
@@ -78,33 +77,11 @@ class VectorReader:
     """
 
     def __init__(self, port: Reading, info: TableInfo) -> None:
-        self._reading = port
-        self._info = info
-        self._partitions = partitions_of(info)
+        super().__init__(port, info)
         self._options = decode_vector_options(info.options)
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._info.name
-
-    @property
-    def shards(self) -> int:
-        """Into how many shards it is split."""
-        return self._info.shards
-
-    def changes(self, *, after: int | None = None, until: int | None = None) -> ChangeFeed:
-        """Return the changes of a table with a change feed, of commits after the LSN `after`; None: all that are kept.
-
-        `until` is the LSN of the last commit; None: the last there is. They are those of applied writes: wait for a
-        write by `flush` to find it here.
-
-        >>> documents.changes().to_arrow().column("_change_type").to_pylist()
-        ['insert', 'insert']
-        """
-        if self._options.changes is None:
-            raise no_feed(self._info)
-        return ChangeFeed(self._reading, self._info, change_schema(self._options), after, until)
+    def _change_schema(self) -> pa.Schema | None:
+        return None if self._options.changes is None else change_schema(self._options)
 
     @property
     def dimensions(self) -> int:
@@ -193,10 +170,6 @@ class VectorReader:
         ['a', 'b']
         """
         return pa.Table.from_batches(list(self.scan_arrow()), self.schema)
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(self.schema, self.scan_arrow())
-        return reader.__arrow_c_stream__(requested_schema)
 
     # -- searching
 

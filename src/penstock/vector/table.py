@@ -16,7 +16,7 @@ from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid
 from penstock.journal.partitions import shards_of
-from penstock.kinds import QUERY_S, QUERY_S_MAX, Port
+from penstock.kinds import QUERY_S, QUERY_S_MAX, Port, WritableTable
 from penstock.lsm.rows import binary_column
 from penstock.partition.ledger import TableInfo
 from penstock.partition.pending import PendingGroup
@@ -32,7 +32,7 @@ _HITS = list[Hit]
 _FLOAT32 = np.dtype(np.float32)
 
 
-class VectorTable(VectorReader):
+class VectorTable(VectorReader, WritableTable):
     """A vector table of an open store.
 
     >>> docs = store.vector("docs", dimensions=2, metric="cosine")
@@ -102,11 +102,6 @@ class VectorTable(VectorReader):
         for shard, part in split_rows(rows, self.shards):
             group.sections[self._partitions[shard]] = VectorSection(part)
         return self._port.submit(group, size)
-
-    def _end(self, epoch: Epoch, durable: bool | None) -> Epoch:
-        if self._durable if durable is None else durable:
-            self._port.flush(epoch, 30.0, table=self._info.table_id)
-        return epoch
 
     # -- searching
 

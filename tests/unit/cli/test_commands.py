@@ -25,6 +25,7 @@ from penstock.cli.app import commands_below
 from penstock.cli.certificates import make_certificates
 from penstock.cli.output import cut
 from penstock.cli.program import app
+from penstock.errors import Closed
 from penstock.store.store import Store
 from penstock.testing.members import free_ports
 
@@ -478,6 +479,27 @@ def test_a_consumer_is_moved(store: Store) -> None:
     assert run("queue", "tail", store.path, "moved", "--limit", "2").data.count(b"\n") == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "first"), [(["--start", "earliest", "--limit", "3"], 0), (["--limit", "3"], 2), (["--start", "4"], 3)]
+)
+def test_tail_follows_without_a_gap(
+    store: Store, monkeypatch: pytest.MonkeyPatch, options: list[str], first: int
+) -> None:
+    queue = store.queue("followed", shards=1)
+    queue.put_many([b"%d" % number for number in range(queue.bounds()[0].next - 1, 5)], durable=True)
+    looks = 0
+
+    def look(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 1:
+            raise Closed("enough was seen")
+
+    monkeypatch.setattr("penstock.cli.queues.pause", look)
+    lines = run("queue", "tail", store.path, "followed", "--follow", *options).data.decode().splitlines()
+    assert [line.rsplit("\t", 1)[1] for line in lines] == [str(number) for number in range(first, 5)]
+
+
 def test_a_plot_and_wrong_ranges(store: Store) -> None:
     series = store.series("plotted")
     for second in range(0, 300, 10):
@@ -485,6 +507,8 @@ def test_a_plot_and_wrong_ranges(store: Store) -> None:
             "load", float(second % 70), {"host": "\x1b[31m"}, time=1_000_000_000 * 1_000_000 + second * 1_000_000
         )
     store.flush()
+    early = run("series", "query", store.path, "plotted", "load", "--end", "0001-01-02", "--last", "1e9")
+    assert (early.code, "the year 1" in early.err) == (2, True)
     where = ["--end", "1000000300", "--last", "300"]
     drawn = run("series", "query", store.path, "plotted", "load", *where, terminal=True).out
     assert any(0x2800 < ord(letter) < 0x2900 for letter in drawn)
@@ -530,6 +554,10 @@ def test_wrong_use_is_one_line(store: Store, tmp_path: Path) -> None:
         (("vector", "search", path, "docs"), 2, "--like"),
         (("vector", "search", path, "docs", "[[1, 0]]"), 2, "one at a time"),
         (("vector", "upsert", path, "docs", "a", "[1"), 2, "JSON"),
+        (("vector", "upsert", path, "docs", "a", "[" * 100_000), 2, "JSON"),
+        (("queue", "seek", path, "events", "c", "9" * 5_000), 2, "not a time"),
+        (("queue", "tail", path, "events", "--start", "9" * 5_000), 2, "start is"),
+        (("queue", "tail", path, "events", "--start", "time:" + "9" * 5_000), 2, "start is"),
         (("top", path, "--every-s", "0"), 2, "--every-s"),
         (("status", "penstock://127.0.0.1:1", "--token", "x", "--timeout-s", "0.2"), 4, ""),
         (("bench", str(tmp_path / "no")), 2, "not a folder"),
@@ -558,7 +586,8 @@ def test_a_job_is_shown_and_only_a_failed_one_is_retried(store: Store) -> None:
 
 def test_deleting_asks_first(store: Store) -> None:
     store.kv("kept")
-    assert run("table", "drop", store.path, "kept", stdin=b"n\n").code == 1
+    refused = run("table", "drop", store.path, "kept", stdin=b"n\n")
+    assert (refused.code, "nothing was changed" in refused.err) == (1, True)
     assert run("table", "drop", store.path, "kept").code == 1
     assert "kept" in store.tables()
     assert run("table", "drop", store.path, "kept", stdin=b"y\n").code == 0

@@ -36,6 +36,13 @@ def test_a_lock_that_does_not_lock_is_noticed(tmp_path: Path, monkeypatch: Patch
         disk_campaign.run(tmp_path, 0)
 
 
+def test_a_store_that_does_not_open_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(disk_campaign, "_second_owner", lambda place: disk_campaign.LOCKED_CODE)
+    monkeypatch.setattr(disk_campaign, "START_S", 0.0)  # over before the child can write
+    with pytest.raises(DiskTrialFailed, match="opened and written to within 0 s"):
+        disk_campaign.run(tmp_path, 0)
+
+
 def test_a_folder_is_needed(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="give one on the disk to try"):
         disk_campaign.run(tmp_path / "absent", 0)

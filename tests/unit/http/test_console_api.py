@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import hashlib
@@ -13,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from console_stores import SCRIPT, fill, letter, tokens
 
 import penstock
-from penstock.http import console, console_sampling
+from penstock.http import console, console_reading, console_sampling
 from penstock.http.application import HttpSettings
 from penstock.http.console import ConsoleSettings, page_files
 from penstock.http.console_sampling import Sampler, StoreReader, parse_metrics
@@ -316,6 +318,33 @@ def test_pages_are_bounded_and_a_closed_one_makes_room(door: Door, monkeypatch: 
     raise AssertionError("closed pages still count")
 
 
+def test_pages_of_a_filter_reach_the_last_row(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_reading, "SCANNED_MAX", 50)
+    for backwards in ("", "&reverse=1"):
+        scanned, after = 0, ""
+        for _ in range(20):
+            page = door.read(f"rows?table=users&contains=nowhere{backwards}&after={after}")
+            scanned, after = scanned + page["scanned"], page["next"]
+            if after is None:
+                break
+        assert scanned == 301
+
+
+def test_a_text_is_found_as_it_is_written(door: Door, store: Any) -> None:
+    store.kv("notes", value="utf8").put_many({b"a": 'say "hi"', b"b": "say hi"}, durable=True)
+    found = door.read("rows?table=notes&contains=%22hi%22")["rows"]
+    assert [one["key"] for one in found] == [b"a".hex()]
+
+
+def test_a_map_of_wide_vectors_takes_little(door: Door, store: Any) -> None:
+    docs = store.vector("wide", dimensions=16_384, metric="euclidean")
+    docs.upsert(["a", "b", "c"], np.eye(3, 16_384, dtype=np.float32), durable=True)
+    reply = door.read("neighbours?table=wide&k=2&like=b")
+    assert reply["hits"][0]["id"] == "b"
+    assert [point["id"] for point in reply["map"]] == ["a", "b", "c", None]
+    assert reply["map"][1]["at"] == reply["map"][3]["at"]
+
+
 def test_messages_and_cardinality_and_neighbours(door: Door, store: Any) -> None:
     found = door.read("messages?table=events&from=1&limit=200")
     assert (len(found["rows"]), found["first"], found["next"]) == (121, 1, None)
@@ -351,6 +380,54 @@ def test_a_dead_letter_is_put_back_once(door: Door, store: Any) -> None:
     assert events.statistics().messages == before + 1
     sent = events.read(0, before + 1, 1)[0].payload
     assert sent == base64.b64decode(letters[0]["payload"]["data"]) == json.loads(letter(number - 1))["payload"].encode()
+
+
+def test_letters_are_put_back_in_any_order_and_by_table(door: Door, store: Any) -> None:
+    """An old letter after a new one; and one of another table that got the name of a dropped one."""
+    for _ in range(2):
+        late = store.queue("late")
+        late.put_many([letter(0), *[b"{}"] * 2_499, letter(1), b'{"a":' + b"[" * 100_000], durable=True)
+        assert len(door.read("letters?table=late&limit=50")["letters"]) == 1
+        done = [door.act("put_back", table="late", shard=0, sequence=number) for number in (2_501, 1, 1)]
+        assert ["before" in answer["data"]["done"] for _, answer in done] == [False, False, True], done
+        store.drop("late")
+
+
+def test_events_end_with_their_session(door: Door) -> None:
+    headers = door.send("/console/api/login", {"token": "reader"}, **OURS)[2]
+    cookie = headers["set-cookie"].partition(";")[0]
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
+    connection.request("GET", "/console/events", headers={"Cookie": cookie})
+    answer = connection.getresponse()
+    assert answer.readline() == b"event: history\n"
+    assert door.send("/console/api/logout", {}, Cookie=cookie, **OURS)[0] == 200
+    answer.read()  # until the server ends it, which it does with the next sample
+    connection.close()
+
+
+def test_samples_are_read_one_at_a_time() -> None:
+    reading, most, number = 0, 0, 0
+
+    class Reader:
+        def read(self) -> dict[str, Any]:
+            nonlocal number
+            number += 1
+            return {"t": float(number)}
+
+    async def in_thread(read: Any) -> Any:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0.01)
+        reading -= 1
+        return read()
+
+    async def main() -> list[Any]:
+        sampler = Sampler(Reader(), in_thread)  # type: ignore[arg-type]
+        return await asyncio.gather(*(sampler.sample() for _ in range(20)))
+
+    samples = asyncio.run(main())
+    assert (most, {sample["t"] for sample in samples}) == (1, {1.0})
 
 
 def test_events_have_the_history_and_then_each_sample(door: Door) -> None:

@@ -68,6 +68,7 @@ RECORDED: list[tuple[str, dict[str, Any], tuple[int, str | None]]] = [
     ("/api/v1/status/tsdb", {"limit": "x"}, BAD),
     ("/api/v1/status/tsdb", {"limit": "0"}, BAD),
     ("/api/v1/status/tsdb", {"limit": "-1"}, BAD),
+    ("/api/v1/status/tsdb", {"limit": "00001000099"}, BAD),
     ("/api/v1/status/tsdb", {"limit": "3"}, FINE),
 ]
 

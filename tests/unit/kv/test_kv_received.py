@@ -82,6 +82,7 @@ BAD: list[tuple[ValueType, bytes]] = [
     ("json", payload(k=b"\xff")),
     ("json", payload(k=b"[" * 201 + b"]" * 201)),
     ("json", payload(k=b"[" * 100_000)),
+    ("json", payload(k=b"[" * 201 + b'"' + b'\\"' * 1_000_000)),  # a text without an end, tried once
     ("json", payload(k=(APPEND, b"1", NEVER))),
     ("int64", payload(k=b"123")),
     ("int64", payload(k=(PUT, b"", NEVER))),

@@ -330,6 +330,17 @@ def test_keys_of_text(store: Any) -> None:
     assert not table
 
 
+def test_changes_of_keys_of_text(store: Any) -> None:
+    table = store.kv("told_texts", key="utf8", changes=True)
+    for key in ("a", "b"):
+        table.put(key, b"", durable=True)
+    told = table.changes().to_arrow()
+    assert told["key"].to_pylist() == ["a", "b"]
+    first = told["_commit_version"][0].as_py()
+    assert table.changes(until=first).to_arrow()["key"].to_pylist() == ["a"]
+    assert table.changes(after=first).to_arrow()["key"].to_pylist() == ["b"]
+
+
 def test_wrong_keys_of_text(store: Any) -> None:
     table = store.kv("strict", key="utf8")
     for wrong in (b"a", 1, None, "\ud800", True):
@@ -457,6 +468,28 @@ def test_structs(store: Any) -> None:
     with store.batch() as batch:
         batch.kv("people").put(b"ida", {"name": "Ida"}, if_absent=True)
     assert len(wider) == 7
+
+
+NUMBERS = pa.struct([("wide", pa.float64()), ("narrow", pa.float32()), ("at", pa.timestamp("us")), ("on", pa.date32())])
+
+
+def test_a_struct_stores_no_other_number_than_it_was_given(store: Any) -> None:
+    table = store.kv("numbers", value=NUMBERS)
+    for wrong in (
+        {"wide": True},
+        {"narrow": np.True_},
+        {"narrow": 1e300},
+        {"narrow": -(10**40)},
+        {"at": 1.5},
+        {"on": 1.5},
+    ):
+        with pytest.raises(Invalid):
+            table.put(b"wrong", wrong)
+    kept = {"wide": 1.5, "narrow": math.inf, "at": datetime(2026, 1, 31), "on": datetime(2026, 1, 31).date()}
+    table.put_many({b"kept": kept, b"most": {"narrow": 3.4028235e38, "at": 5, "wide": 1}}, durable=True)
+    assert table[b"kept"] == kept
+    assert math.isfinite(table[b"most"]["narrow"])
+    assert table.count() == 2
 
 
 def test_frames_may_lack_fields_that_may_be_null(store: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import Invalid
 from penstock.promql import LabelMatcher, parse_query, selectors_of
+from penstock.promql.label_functions import _natural
 from penstock.promql.tree import (
     AggregateNode,
     BinaryNode,
@@ -126,10 +127,35 @@ def test_what_is_not_a_query_is_refused(text: str, reason: str) -> None:
     assert len(str(refused.value)) < 400
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'up{a="' + r"\n" * 32_000 + '"}',
+        '"' + r"\"" * 32_000,
+        "'" + r"\'" * 3_900,
+        "#\n" * 32_000 + "up",
+        "up{" + "#\n" * 32_000 + "}",
+    ],
+    ids=["escapes", "no end", "fewer, no end", "comments", "comments in braces"],
+)
+def test_what_the_library_recurses_for_does_not_end_the_process(text: str) -> None:
+    with pytest.raises(Invalid):
+        parse_query(text)
+    assert parse_query('up{a=~"' + r"10\\.0\\.|" * 1_900 + '"}') is not None
+
+
 @pytest.mark.parametrize("given", [None, 5, b"up"])
 def test_a_query_is_text(given: object) -> None:
     with pytest.raises(Invalid, match="a query is a text"):
         parse_query(given)
+
+
+def test_numbers_in_labels_are_compared_whatever_their_length() -> None:
+    texts = ["", "a2", "a10", "a" + "1" * 5_000, "a" + "2" * 5_000, "a" + "1" * 5_001, "b"]
+    for number, text in enumerate(texts):
+        assert [_natural(text, other) for other in texts] == [
+            (number > place) - (number < place) for place in range(len(texts))
+        ]
 
 
 def test_a_wide_query_is_not_a_deep_one() -> None:

@@ -28,8 +28,8 @@ from penstock.queue.options import (
     queue_options,
 )
 from penstock.queue.staged import STAGED_WITH_HEADERS
-from penstock.queue.table import TABLE_SCHEMA
 from penstock.queue.validation import receive
+from penstock.queue.view import TABLE_SCHEMA
 from penstock.testing import SimulatedDisk
 
 WITH, WITHOUT = (encode_queue_options(queue_options(None, headers)) for headers in (True, False))

@@ -33,7 +33,8 @@ from penstock.queue.messages import Messages, encode_payloads
 from penstock.queue.options import Retention, encode_queue_options, queue_options
 from penstock.queue.qmft import data_files
 from penstock.queue.staged import STAGED_SCHEMA
-from penstock.queue.table import Message, Position
+from penstock.queue.table import Position
+from penstock.queue.view import Message
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk
