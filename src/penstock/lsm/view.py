@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain, compress, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from penstock.lsm.operators import fold_all
 from penstock.lsm.probe import ABSENT, PRESENT, UNSURE, ProbedKeys
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, I64, MERGE, NEVER, PUT, Columns, Row
-from penstock.lsm.scan_part import ScanPart, rows_of_list
+from penstock.lsm.scan_part import ScanPart
 from penstock.lsm.sstable import PART_ROWS_FIRST, PART_ROWS_MAX, Sstable
 from penstock.lsm.version import Run, TableFile, Version
 
@@ -329,21 +328,19 @@ def prefix_end(prefix: bytes) -> bytes | None:
 
 
 def _memtable_parts(
-    memtable: Memtable, keys: list[bytes], start: bytes, end: bytes | None, reverse: bool
+    memtable: Memtable, keys: Sequence[bytes], start: bytes, end: bytes | None, reverse: bool
 ) -> Iterator[ScanPart]:
     low = bisect_left(keys, start)
     high = len(keys) if end is None else bisect_left(keys, end)
     size = PART_ROWS_FIRST
     while low < high:
         if reverse:
-            some = keys[max(low, high - size) : high][::-1]
+            some = list(keys[max(low, high - size) : high])[::-1]
             high -= len(some)
         else:
-            some = keys[low : min(high, low + size)]
+            some = list(keys[low : min(high, low + size)])
             low += len(some)
-        rows = memtable.rows_of(some)
-        plain = memtable.plain  # after the rows were read: if it is still true, they were all plain
-        yield ScanPart(some, [row[1] for row in rows], plain, partial(rows_of_list, rows), 0, low >= high)
+        yield memtable.part(some, low >= high)
         size = min(2 * size, PART_ROWS_MAX)
 
 
