@@ -45,8 +45,10 @@ class NumberedKeys(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
 
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        some: Any = self._inserted[self._numbers[index]]
-        return some.tolist() if isinstance(index, slice) else some
+        keys: Any = self._inserted[self._numbers[index]]
+        if isinstance(index, slice):
+            keys = keys.tolist()
+        return keys  # type: ignore[no-any-return]
 
 
 def sort_keys(keys: list[bytes]) -> Sequence[bytes]:
