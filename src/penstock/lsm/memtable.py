@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice, repeat
 from operator import itemgetter
@@ -24,7 +25,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import Invalid
-from penstock.lsm.key_order import sort_keys
+from penstock.lsm.key_order import NUMBERED_MIN, NumberedKeys
 from penstock.lsm.operators import fold
 from penstock.lsm.ranges import NO_RANGES, RangeDelete, RangeDeletes
 from penstock.lsm.rows import (
@@ -218,7 +219,7 @@ class Memtable:
             operands = {key: self.fold_onto(key, row, now_us) for key, row in rows.items() if row[0] >= MERGE}
             self.rows.update(rows | operands)
             self.plain, self.all_bare = self.plain and newer.plain, False
-        self.lsn_last = newer.lsn_last
+        self.lsn_last = self.applying = newer.lsn_last
         self.time_us = max(self.time_us, newer.time_us)
 
     def to_flush(self, files: Readable) -> Memtable:
@@ -253,11 +254,21 @@ class Memtable:
             known.update(zip(new, _lsns_by_position(self._marks, count)[count - len(new) :].tolist(), strict=True))
         return PUT, row, known[key], NEVER
 
-    def part(self, keys: list[bytes], is_last: bool) -> ScanPart:
-        """Return the rows of keys, which are in the order of a scan; LSNs are those of `row`."""
+    def part(self, order: Sequence[bytes], low: int, high: int, *, reverse: bool, is_last: bool) -> ScanPart:
+        """Return the rows of the keys [low, high) of an order, at least one; LSNs are those of `row`."""
         lsn = self.lsn_last
-        rows: list[Any] = list(map(self.rows.__getitem__, keys))
+        keys, rows = list(order[low:high]), None
+        if isinstance(order, NumberedKeys):
+            rows = order.rows(low, high)
+            if self.applying != order.lsn:  # after the rows were taken: a later edit may have replaced some
+                order.forget_rows()
+                rows = None
+        if rows is None:
+            rows = list(map(self.rows.__getitem__, keys))
         bare, plain = self.all_bare, self.plain  # after the rows were read: what still holds, held for all of them
+        if reverse:
+            keys.reverse()
+            rows.reverse()
         values = rows if bare else [row if type(row) is bytes else row[1] for row in rows]
         return ScanPart(keys, values, plain, partial(_rows_between, rows, lsn), 0, is_last)
 
@@ -325,28 +336,38 @@ class Memtable:
     def orders(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Return two sorted sequences, a long and a short one, that together hold every key once."""
         base, tail = self._orders
-        new = self._keys_from(len(base) + len(tail))
-        if new:
-            if len(tail) + len(new) <= TAIL_KEYS_MAX:
-                tail = sorted([*tail, *new])  # a run and a few keys: little more than a merge
+        count = len(base) + len(tail)
+        if len(self.rows) > count:
+            if len(self.rows) - len(base) <= TAIL_KEYS_MAX:
+                tail = sorted([*tail, *self._newest(count)])  # a run and a few keys: little more than a merge
             else:
-                base, tail = sort_keys(self._keys_from(0) if base or tail else new), []
+                base, tail = self._sort_all(), []
             self._orders = base, tail
         return base, tail
 
-    def _keys_from(self, position: int) -> list[bytes]:
-        """Return the keys that were inserted after the first `position` ones, newest first."""
+    def _newest(self, position: int) -> list[bytes]:
+        """Return the keys that were inserted after the first `position` ones."""
         while True:
             try:
                 return list(islice(reversed(self.rows), len(self.rows) - position))
             except RuntimeError:  # the writer inserted a row during the iteration
                 continue
 
+    def _sort_all(self) -> Sequence[bytes]:
+        """Return all keys in order; many of them with their rows."""
+        lsn = self.lsn_last  # first: an edit that is applied meanwhile makes the rows invalid, see `part`
+        keys, rows = self._newest(0), None
+        if len(keys) < NUMBERED_MIN:
+            return sorted(keys)
+        with suppress(RuntimeError):  # as in `_newest`
+            rows = np.fromiter(reversed(self.rows.values()), np.object_, len(keys))
+        return NumberedKeys(keys, rows, lsn)
+
     def sorted_keys(self) -> Sequence[bytes]:
         """Return all keys in order."""
         base, tail = self.orders()
         if tail:
-            base = sort_keys(self._keys_from(0)) if base else tail
+            base = self._sort_all() if base else tail
             self._orders = base, []
         return base
 

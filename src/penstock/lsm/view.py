@@ -343,13 +343,9 @@ def _memtable_parts(
     low = bisect_left(keys, start)
     high = len(keys) if end is None else bisect_left(keys, end)
     while low < high:
-        if reverse:
-            some = list(keys[max(low, high - size) : high])[::-1]
-            high -= len(some)
-        else:
-            some = list(keys[low : min(high, low + size)])
-            low += len(some)
-        yield memtable.part(some, low >= high)
+        first, last = (max(low, high - size), high) if reverse else (low, min(high, low + size))
+        low, high = (low, first) if reverse else (last, high)
+        yield memtable.part(keys, first, last, reverse=reverse, is_last=low >= high)
         size = min(2 * size, PART_ROWS_MAX)
 
 
