@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-import numpy as np
-
 from penstock.lsm.order import Strings, sort
 
 NUMBERED_MIN = 4_096  # keys: fewer are sorted faster as a list
@@ -25,17 +23,15 @@ class NumberedKeys(Sequence[bytes]):
 
     __slots__ = ("_inserted", "_numbers", "_rows", "lsn")
 
-    def __init__(self, inserted: list[bytes], rows: Any = None, lsn: int = 0) -> None:
-        """`rows`: an array of the rows of the keys after the edit of this LSN, if they are known."""
+    def __init__(self, inserted: Any, rows: Any, lsn: int) -> None:
+        """`inserted`, `rows`: arrays of the keys and of their rows, as they are after the edit of this LSN."""
         strings = Strings()
         for at in range(0, len(inserted), _JOINED_TOGETHER):
-            strings.add(inserted[at : at + _JOINED_TOGETHER])
+            strings.add(inserted[at : at + _JOINED_TOGETHER].tolist())
         keys = strings.joined()
         self._numbers, _ = sort(keys, keys.shared_prefix(), distinct=True)
-        # An array, because the garbage collector would visit all keys of a list.
-        self._inserted: Any = np.empty(len(inserted), np.object_)
-        self._inserted[:] = inserted
-        self._rows = rows
+        self._inserted = inserted  # an array, because the garbage collector would visit all keys of a list
+        self._rows: Any = rows
         self.lsn = lsn
 
     def __len__(self) -> int:
@@ -54,7 +50,7 @@ class NumberedKeys(Sequence[bytes]):
         return keys  # type: ignore[no-any-return]
 
     def rows(self, start: int, end: int) -> list[Any] | None:
-        """Return the rows of the keys [start, end) after the edit `lsn`; None if they are not known."""
+        """Return the rows of the keys [start, end) after the edit `lsn`; None if they were released."""
         rows = self._rows
         return None if rows is None else rows[self._numbers[start:end]].tolist()
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain, islice, repeat
 from operator import itemgetter
@@ -356,12 +355,15 @@ class Memtable:
     def _sort_all(self) -> Sequence[bytes]:
         """Return all keys in order; many of them with their rows."""
         lsn = self.lsn_last  # first: an edit that is applied meanwhile makes the rows invalid, see `part`
-        keys, rows = self._newest(0), None
-        if len(keys) < NUMBERED_MIN:
-            return sorted(keys)
-        with suppress(RuntimeError):  # as in `_newest`
-            rows = np.fromiter(reversed(self.rows.values()), np.object_, len(keys))
-        return NumberedKeys(keys, rows, lsn)
+        if len(self.rows) < NUMBERED_MIN:
+            return sorted(self._newest(0))
+        while True:
+            try:
+                keys = np.fromiter(reversed(self.rows), np.object_, len(self.rows))
+                rows = np.fromiter(reversed(self.rows.values()), np.object_, len(keys))
+                return NumberedKeys(keys, rows, lsn)
+            except RuntimeError:  # as in `_newest`
+                continue
 
     def sorted_keys(self) -> Sequence[bytes]:
         """Return all keys in order."""
