@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice, repeat
 from operator import itemgetter
 from typing import Any, Protocol
@@ -23,8 +24,8 @@ import msgspec
 import numpy as np
 
 from penstock.errors import Invalid
+from penstock.lsm.key_order import NUMBERED_MIN, NumberedKeys
 from penstock.lsm.operators import fold
-from penstock.lsm.order import Keys, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDelete, RangeDeletes
 from penstock.lsm.rows import (
     DELETE,
@@ -34,15 +35,14 @@ from penstock.lsm.rows import (
     U64,
     Columns,
     Row,
-    binary_column,
 )
+from penstock.lsm.scan_part import ScanPart
 
 RECENT_RANGES_MAX = 64
 ROW_OVERHEAD_BYTES = 150  # for a bare value: two bytes objects and the dict entry
 FULL_ROW_BYTES = 120  # in addition for a full row: the tuple and its LSN
 _BARE_PUTS_MIN = 64  # per edit: recording positions does not pay for fewer
 TAIL_KEYS_MAX = 16_384
-_SORT_BY_NUMPY = 65_536  # for more keys one sort call would block the interpreter too long
 
 _value_of = itemgetter(1)
 
@@ -107,7 +107,8 @@ class Memtable:
         self.all_bare = True  # only bare values
         self._by_position = True  # bare values are allowed: there are no range deletes
         self.expires = False  # some row expires
-        self._base: list[bytes] = []  # sorted; the first len(_base) keys of the dict
+        # The first keys of the dict, sorted: most of them, and those that were added since. Replaced whole.
+        self._orders: tuple[Sequence[bytes], Sequence[bytes]] = ([], [])
         self._base_lsns: U64 = np.zeros(0, np.uint64)
         self._bare_lsns: dict[bytes, int] = {}  # LSNs by key, of the first keys, if `row_with_lsn` was called
 
@@ -178,6 +179,9 @@ class Memtable:
             return
         before = len(self.rows)
         self._marks.append((before + len(puts), lsn))  # before the insert: readers look up the LSN
+        if not before:  # an empty dict would copy whether the garbage collector visits `puts`: all rows, at each pass
+            first = next(iter(puts))
+            self.rows[first] = puts[first]
         self.rows.update(puts)
         added = len(self.rows) - before
         if added < len(puts):  # some keys existed: their positions would give the old LSN
@@ -214,7 +218,7 @@ class Memtable:
             operands = {key: self.fold_onto(key, row, now_us) for key, row in rows.items() if row[0] >= MERGE}
             self.rows.update(rows | operands)
             self.plain, self.all_bare = self.plain and newer.plain, False
-        self.lsn_last = newer.lsn_last
+        self.lsn_last = self.applying = newer.lsn_last
         self.time_us = max(self.time_us, newer.time_us)
 
     def to_flush(self, files: Readable) -> Memtable:
@@ -249,10 +253,23 @@ class Memtable:
             known.update(zip(new, _lsns_by_position(self._marks, count)[count - len(new) :].tolist(), strict=True))
         return PUT, row, known[key], NEVER
 
-    def rows_of(self, keys: Iterable[bytes]) -> list[Row]:
-        """Return the rows of keys, as `row` does."""
+    def part(self, order: Sequence[bytes], low: int, high: int, *, reverse: bool, is_last: bool) -> ScanPart:
+        """Return the rows of the keys [low, high) of an order, at least one; LSNs are those of `row`."""
         lsn = self.lsn_last
-        return in_full(map(self.rows.__getitem__, keys), repeat(lsn))
+        keys, rows = list(order[low:high]), None
+        if isinstance(order, NumberedKeys):
+            rows = order.rows(low, high)
+            if self.applying != order.lsn:  # after the rows were taken: a later edit may have replaced some
+                order.forget_rows()
+                rows = None
+        if rows is None:
+            rows = list(map(self.rows.__getitem__, keys))
+        bare, plain = self.all_bare, self.plain  # after the rows were read: what still holds, held for all of them
+        if reverse:
+            keys.reverse()
+            rows.reverse()
+        values = rows if bare else [row if type(row) is bytes else row[1] for row in rows]
+        return ScanPart(keys, values, plain, partial(_rows_between, rows, lsn), 0, is_last)
 
     def full_rows(self) -> dict[bytes, bytes | Row]:
         """Return all rows as full rows with their own LSNs, in insertion order. Requires: no edit is being applied."""
@@ -315,32 +332,48 @@ class Memtable:
             older = (DELETE, b"", deleted_below, NEVER)
         return fold_rows(older, row, now_us)
 
-    def orders(self) -> tuple[list[bytes], list[bytes]]:
-        """Return two sorted lists, a long and a short one, that together hold every key once."""
-        base = self._base
+    def orders(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Return two sorted sequences, a long and a short one, that together hold every key once."""
+        base, tail = self._orders
+        count = len(base) + len(tail)
+        if len(self.rows) > count:
+            if len(self.rows) - len(base) <= TAIL_KEYS_MAX:
+                tail = sorted([*tail, *self._newest(count)])  # a run and a few keys: little more than a merge
+            else:
+                base, tail = self._sort_all(), []
+            self._orders = base, tail
+        return base, tail
+
+    def _newest(self, position: int) -> list[bytes]:
+        """Return the keys that were inserted after the first `position` ones."""
         while True:
             try:
-                tail = list(islice(reversed(self.rows), len(self.rows) - len(base)))
-                break
+                return list(islice(reversed(self.rows), len(self.rows) - position))
             except RuntimeError:  # the writer inserted a row during the iteration
                 continue
-        tail = sort_keys(tail)
-        if len(tail) <= TAIL_KEYS_MAX:
-            return base, tail
-        merged = base + tail
-        merged.sort()  # two runs: a merge, not a sort
-        self._base = merged
-        return merged, []
 
-    def sorted_keys(self) -> list[bytes]:
+    def _sort_all(self) -> Sequence[bytes]:
+        """Return all keys in order; many of them with their rows."""
+        lsn = self.lsn_last  # first: an edit that is applied meanwhile makes the rows invalid, see `part`
+        if len(self.rows) < NUMBERED_MIN:
+            return sorted(self._newest(0))
+        while True:
+            try:
+                keys = np.fromiter(reversed(self.rows), np.object_, len(self.rows))
+                rows = np.fromiter(reversed(self.rows.values()), np.object_, len(keys))
+                return NumberedKeys(keys, rows, lsn)
+            except RuntimeError:  # as in `_newest`
+                continue
+
+    def sorted_keys(self) -> Sequence[bytes]:
         """Return all keys in order."""
         base, tail = self.orders()
         if tail:
-            base = sorted(base + tail) if base else tail
-            self._base = base
+            base = self._sort_all() if base else tail
+            self._orders = base, []
         return base
 
-    def _between(self, keys: list[bytes], start: bytes, end: bytes | None) -> tuple[int, int]:
+    def _between(self, keys: Sequence[bytes], start: bytes, end: bytes | None) -> tuple[int, int]:
         return bisect_left(keys, start), len(keys) if end is None else bisect_left(keys, end)
 
     def holds(self, start: bytes, end: bytes | None) -> bool:
@@ -366,30 +399,21 @@ class Memtable:
         low, high = self._between(keys, start, end)
         if low >= high:
             return Columns.of([], [], [])
-        marks, rows = self._marks, self.rows
-        full = in_full(map(rows.__getitem__, keys[low:high]), repeat(0))
+        marks, rows, some = self._marks, self.rows, list(keys[low:high])
+        full = in_full(map(rows.__getitem__, some), repeat(0))
         kinds, values, row_lsns, expires = zip(*full, strict=True)
         lsns = np.array(row_lsns, np.uint64)
         if marks:
             lsns = np.where(lsns, lsns, self._sorted_lsns(keys, marks)[low:high])
-        return Columns.of(keys[low:high], list(values), lsns, kinds, np.array(expires, np.int64))
+        return Columns.of(some, list(values), lsns, kinds, np.array(expires, np.int64))
 
-    def _sorted_lsns(self, keys: list[bytes], marks: list[tuple[int, int]]) -> U64:
+    def _sorted_lsns(self, keys: Sequence[bytes], marks: list[tuple[int, int]]) -> U64:
         """Return, for each key in sorted order, the LSN of its bare value; cached until keys are added."""
         if len(self._base_lsns) != len(keys):
             inserted = list(self.rows)
             lsn_of = dict(zip(inserted, _lsns_by_position(marks, len(inserted)).tolist(), strict=True))
-            self._base_lsns = np.fromiter(map(lsn_of.__getitem__, keys), np.uint64, len(keys))
+            self._base_lsns = np.fromiter(map(lsn_of.__getitem__, keys[:]), np.uint64, len(keys))
         return self._base_lsns
-
-
-def sort_keys(keys: list[bytes]) -> list[bytes]:
-    """Sort keys; large lists by numpy, which lets other threads run."""
-    if len(keys) < _SORT_BY_NUMPY:
-        return sorted(keys)
-    columns = Keys.of([binary_column(keys[at : at + TAIL_KEYS_MAX]) for at in range(0, len(keys), TAIL_KEYS_MAX)])
-    order, _ = sort(columns, shared_prefix(min(keys), max(keys)))
-    return [keys[i] for i in order.tolist()]
 
 
 def merged(memtables: Sequence[Memtable], now_us: int) -> Memtable:
@@ -404,6 +428,10 @@ def merged(memtables: Sequence[Memtable], now_us: int) -> Memtable:
 
 def _put_rows(puts: Mapping[bytes, bytes], lsn: int) -> dict[bytes, Row]:
     return dict(zip(puts, zip(repeat(PUT), puts.values(), repeat(lsn), repeat(NEVER)), strict=False))
+
+
+def _rows_between(rows: list[bytes | Row], lsn: int, start: int, end: int) -> list[Row]:
+    return in_full(rows[start:end], repeat(lsn))
 
 
 def in_full(rows: Iterable[bytes | Row], lsns: Iterable[int]) -> list[Row]:

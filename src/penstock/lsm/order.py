@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import Invalid
 from penstock.lsm.rows import I64, U64, binary_array, binary_column, fixed_array, offsets_of
 
 if TYPE_CHECKING:
@@ -94,6 +95,26 @@ class Keys:
             spare = ((_WORD - left) * 8).astype(np.uint64)
             words = np.where(left == 0, np.uint64(0), words >> np.minimum(spare, 63) << np.minimum(spare, 63))
         return words, left
+
+
+class Strings:
+    """Joins byte strings, some thousands at a time: one call for all would block the interpreter."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._lengths: list[I64] = [np.zeros(0, np.int64)]
+
+    def add(self, items: list[bytes]) -> None:
+        self._data += b"".join(items)
+        self._lengths.append(np.fromiter(map(len, items), np.int64, len(items)))
+
+    def joined(self) -> Keys:
+        """Return all strings; values have the same layout as keys."""
+        if len(self._data) >= 1 << 31:
+            raise Invalid(f"rows hold {len(self._data)} bytes: an array takes less than 2 GiB")
+        lengths = np.concatenate(self._lengths)
+        self._data += bytes(_WORD)
+        return Keys(self._data, np.cumsum(lengths) - lengths, lengths)
 
 
 class Values:

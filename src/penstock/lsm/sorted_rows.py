@@ -11,12 +11,11 @@ from operator import itemgetter
 
 import numpy as np
 
-from penstock.errors import Invalid
 from penstock.lsm.index import hash_keys
 from penstock.lsm.memtable import Memtable, in_full
-from penstock.lsm.order import Keys, sort
+from penstock.lsm.order import Strings, sort
 from penstock.lsm.ranges import RangeDeletes
-from penstock.lsm.rows import I64, NEVER, Columns, Row, binary_column
+from penstock.lsm.rows import NEVER, Columns, Row, binary_column
 
 _GATHER_ROWS = 1 << 14  # rows gathered per call: a longer call would block readers and writers
 _LARGE_ROW_BYTES = 1 << 10  # mean row size above which a second copy of all values costs too much memory
@@ -37,7 +36,7 @@ class SortedRows:
         self._count = count = len(memtable.rows)
         if not count:
             return
-        keys, values = _Strings(), _Strings()
+        keys, values = Strings(), Strings()
         hashes = []
         self._lsns = memtable.lsns_by_position()
         self._kinds = np.zeros(count, np.uint8)
@@ -115,23 +114,3 @@ class SortedRows:
             values=values,
             hashes=self._hashes[rows],
         )
-
-
-class _Strings:
-    """Concatenated byte strings."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._lengths: list[I64] = [np.zeros(0, np.int64)]
-
-    def add(self, items: list[bytes]) -> None:
-        self._data += b"".join(items)
-        self._lengths.append(np.fromiter(map(len, items), np.int64, len(items)))
-
-    def joined(self) -> Keys:
-        """Return all strings; values have the same layout as keys."""
-        if len(self._data) >= 1 << 31:
-            raise Invalid(f"rows hold {len(self._data)} bytes: an array takes less than 2 GiB")
-        lengths = np.concatenate(self._lengths)
-        self._data += bytes(8)
-        return Keys(self._data, np.cumsum(lengths) - lengths, lengths)

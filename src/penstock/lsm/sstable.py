@@ -51,11 +51,10 @@ _PAGE_SHIFT = 16
 _BATCH_MASK = (1 << BATCH_SHIFT) - 1
 assert 1 << _PAGE_SHIFT == PAGE_BYTES
 
-PART_ROWS_FIRST = 64
+PART_ROWS_FIRST = 128
 PART_ROWS_MAX = 1_024
 _OPEN_BATCHES_MAX = 8  # for a chunk that is not mapped
 _FENCE_ROWS = 32
-assert _FENCE_ROWS < PART_ROWS_FIRST  # the first part of a scan extends past the next fence
 _PROBED_MIN = 16  # keys: fewer are looked up one by one
 _ITEMS_MAX = 256  # keys or values sliced one by one; numpy or Arrow slices more
 
@@ -109,8 +108,7 @@ class _Batch:
 
     def cut_keys(self, start: int, end: int) -> list[bytes]:
         """Return the keys of rows [start, end)."""
-        offsets = self.key_offsets[start : end + 1]
-        return _cut(self.source, self.key_base + offsets[0], offsets, self.key_bytes)
+        return _cut(self.source, self.key_base, start, end, offsets=self.key_offsets, size=self.key_bytes)
 
     def row_before(self, key: bytes) -> int:
         """Return a row at most _FENCE_ROWS before the first row with a key >= `key`."""
@@ -451,20 +449,23 @@ class Sstable:
             plain=not batch.special,
         )
 
-    def scan(self, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False) -> Iterator[ScanPart]:
-        """Yield the point rows with keys in [start, end), in parts of growing size."""
+    def scan(
+        self, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False, size: int = PART_ROWS_FIRST
+    ) -> Iterator[ScanPart]:
+        """Yield the point rows with keys in [start, end), in parts of growing size, which begins with `size` rows."""
         if self._mapped and self._data.view is None:
             raise Closed(f"{self.path} was closed: open it again")
-        return self._scan_back(start, end) if reverse else self._scan(start, end)
+        return self._scan_back(start, end, size) if reverse else self._scan(start, end, size)
 
-    def _scan(self, start: bytes, end: bytes | None) -> Iterator[ScanPart]:
+    def _scan(self, start: bytes, end: bytes | None, size: int) -> Iterator[ScanPart]:
         """Slice keys out from the fence before `start` on, and search both ends among them."""
         first_keys = self._index.first_keys
         number = max(0, bisect_left(first_keys, start) - 1)
         batch = self._batch(number)
-        low, size = batch.row_before(start), PART_ROWS_FIRST
+        low = batch.row_before(start)
+        high = low + _FENCE_ROWS + size  # the first key to yield is before the next fence
         while True:
-            high = min(low + size, batch.rows)
+            high = min(high, batch.rows)
             keys = batch.cut_keys(low, high)
             begin, stop = bisect_left(keys, start), len(keys)
             if is_last := end is not None and keys[-1] >= end:
@@ -480,10 +481,10 @@ class Sstable:
             if low == batch.rows:
                 batch, low = self._batch(number), 0
             size = min(2 * size, PART_ROWS_MAX)
+            high = low + size
 
-    def _scan_back(self, start: bytes, end: bytes | None) -> Iterator[ScanPart]:
+    def _scan_back(self, start: bytes, end: bytes | None, size: int) -> Iterator[ScanPart]:
         first, last = self.rows_between(start, end)
-        size = PART_ROWS_FIRST
         while first < last:
             number = bisect_right(self._firsts, last - 1) - 1
             base, batch = self._firsts[number], self._batch(number)
@@ -499,12 +500,12 @@ class Sstable:
         """Return the point rows [start, end) of a batch; `keys` are their keys."""
         offsets, base = batch.value_offsets, batch.value_base
         if self._all_sound and self._source is not None:
-            source, at = self._source, base + offsets[start]
+            values = _cut(self._source, base, start, end, offsets=offsets, size=batch.value_bytes)
         else:
-            source, at = bytes(self._checked(base + offsets[start], base + offsets[end])), 0
-        values = _cut(source, at, offsets[start : end + 1], batch.value_bytes)
+            source = bytes(self._checked(base + offsets[start], base + offsets[end]))
+            values = _cut(source, -offsets[start], start, end, offsets=offsets, size=batch.value_bytes)
         if not batch.special:
-            return ScanPart(keys, values, True, partial(_puts_between, batch.lsns[start:end], values), 0, is_last)
+            return ScanPart(keys, values, True, partial(_puts_between, batch.lsns, start, values), 0, is_last)
         kinds, lsns, expires = batch.kinds[start:end], batch.lsns[start:end], batch.expires[start:end]
         rows = [
             (key, row)
@@ -524,8 +525,9 @@ class Sstable:
             yield self.columns(number, low, high).record_batch(SCHEMA)
 
 
-def _puts_between(lsns: Sequence[int], values: list[bytes], start: int, end: int) -> list[Row]:
-    return [(PUT, value, lsn, NEVER) for value, lsn in zip(values[start:end], lsns[start:end], strict=True)]
+def _puts_between(lsns: Sequence[int], first: int, values: list[bytes], start: int, end: int) -> list[Row]:
+    some = zip(values[start:end], lsns[first + start : first + end], strict=True)
+    return [(PUT, value, lsn, NEVER) for value, lsn in some]
 
 
 def _rows_back(rows_between: Callable[[int, int], list[Row]], count: int, start: int, end: int) -> list[Row]:
@@ -539,21 +541,19 @@ def _items(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)
 
 
-def _cut(source: Any, at: int, offsets: memoryview, size: int) -> list[bytes]:
-    """Return the items of a binary column that begins at byte `at` of `source` (bytes, or a mapping).
+def _cut(source: Any, base: int, start: int, end: int, *, offsets: memoryview, size: int) -> list[bytes]:
+    """Return the items [start, end) of a binary column, whose first begins at byte `base` of `source`.
 
-    `size` is the length of each item, or 0 if they differ.
+    `source` is bytes or a mapping; `size` is the length of each item, or 0 if they differ.
     """
-    count = len(offsets) - 1
-    if size and count <= _ITEMS_MAX:
-        return list(_items(size, count).unpack_from(source, at))
-    items: list[bytes]
+    count = end - start
     if size:
-        items = np.frombuffer(source, f"V{size}", count, at).tolist()
-        return items
+        at = base + start * size
+        if count <= _ITEMS_MAX:
+            return list(_items(size, count).unpack_from(source, at))
+        return np.frombuffer(source, f"V{size}", count, at).tolist()  # type: ignore[no-any-return]
+    some = offsets[start : end + 1]
     if count <= _ITEMS_MAX:
-        shift = at - offsets[0]
-        return [source[shift + start : shift + end] for start, end in pairwise(offsets.tolist())]
-    ends = np.frombuffer(offsets, np.int32) - offsets[0]
-    items = bytes_list(binary_array(ends, memoryview(source)[at : at + int(ends[-1])]))
-    return items
+        return [source[base + low : base + high] for low, high in pairwise(some.tolist())]
+    at, ends = base + some[0], np.frombuffer(some, np.int32) - some[0]
+    return bytes_list(binary_array(ends, memoryview(source)[at : at + int(ends[-1])]))

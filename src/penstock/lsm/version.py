@@ -148,12 +148,13 @@ class TableFile:
 class Run:
     """Files that are disjoint by key, as one sorted table."""
 
-    __slots__ = ("__weakref__", "_ends", "_starts", "files", "find")
+    __slots__ = ("__weakref__", "_ends", "_starts", "files", "find", "rows")
 
     def __init__(self, files: Iterable[TableFile]) -> None:
         self.files = tuple(sorted(files, key=lambda file: file.meta.start))
         self._starts = [file.meta.start for file in self.files]
         self._ends = [file.meta.end for file in self.files]
+        self.rows = sum(file.meta.rows for file in self.files)
         self.find: Find | None = None  # that of the only file, once it is open: the shortest path of a get
         check_disjoint([file.meta for file in self.files])
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain, compress, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from penstock.lsm.operators import fold_all
 from penstock.lsm.probe import ABSENT, PRESENT, UNSURE, ProbedKeys
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, I64, MERGE, NEVER, PUT, Columns, Row
-from penstock.lsm.scan_part import ScanPart, rows_of_list
+from penstock.lsm.scan_part import ScanPart
 from penstock.lsm.sstable import PART_ROWS_FIRST, PART_ROWS_MAX, Sstable
 from penstock.lsm.version import Run, TableFile, Version
 
@@ -35,7 +34,9 @@ if TYPE_CHECKING:
 
 EVERY_LSN = 1 << 63
 _PROBED_TOGETHER_MIN = 64  # keys: for fewer, lookups one by one are faster
+_PART_ROWS_MIN = 16
 _key_of = itemgetter(0)
+_is_plain = attrgetter("plain")
 
 
 class View:
@@ -232,26 +233,34 @@ class View:
         if end is not None and end <= start:
             return
         version = self._version
-        sources = [
-            _memtable_parts(memtable, keys, start, end, reverse)
+        orders = [
+            (memtable, keys)
             for memtable in version.memtables()
             if memtable.rows
             for keys in memtable.orders()
-            if keys
+            if len(keys)
         ]
-        sources += [_run_parts(run, start, end, reverse) for run in version.runs]
+        # Each source loads its share of the first rows, so that one window has enough for a short scan.
+        total = sum(len(keys) for _, keys in orders) + sum(run.rows for run in version.runs)
+        sources = [
+            _memtable_parts(memtable, keys, start, end, reverse, size=_share(len(keys), total))
+            for memtable, keys in orders
+        ]
+        sources += [_run_parts(run, start, end, reverse, _share(run.rows, total)) for run in version.runs]
         ranges = self._ranges(start, end)
         now_us = self._now_us()
         for window in merge_parts(sources, reverse):
             self.check_open()
-            if not ranges and all(part.plain for part in window):
+            if not ranges and all(map(_is_plain, window)):
                 yield _overlay(window, reverse)
             else:
                 yield _resolve_window(window, ranges, now_us, reverse)
 
     def _ranges(self, start: bytes, end: bytes | None) -> RangeDeletes:
         """Return the range deletes that overlap [start, end)."""
-        active, ranges = self._version.active, self._version.ranges.clip(start, end)
+        active, ranges = self._version.active, self._version.ranges
+        if ranges:
+            ranges = ranges.clip(start, end)
         if active is None or not active.has_ranges:
             return ranges
         return RangeDeletes.union([active.ranges.clip(start, end), ranges])
@@ -311,7 +320,7 @@ def resolve(rows: Iterable[Row], deleted_below: int, now_us: int) -> Row | None:
 
 def narrowed(start: bytes, end: bytes | None, prefix: bytes) -> tuple[bytes, bytes | None]:
     """Return the part of [start, end) whose keys begin with `prefix`."""
-    if not all(type(border) is bytes for border in (start, prefix, b"" if end is None else end)):
+    if type(start) is not bytes or type(prefix) is not bytes or (end is not None and type(end) is not bytes):
         raise Invalid("start, end and prefix of a scan are bytes")
     if not prefix:
         return start, end
@@ -329,34 +338,34 @@ def prefix_end(prefix: bytes) -> bytes | None:
 
 
 def _memtable_parts(
-    memtable: Memtable, keys: list[bytes], start: bytes, end: bytes | None, reverse: bool
+    memtable: Memtable, keys: Sequence[bytes], start: bytes, end: bytes | None, reverse: bool, *, size: int
 ) -> Iterator[ScanPart]:
     low = bisect_left(keys, start)
     high = len(keys) if end is None else bisect_left(keys, end)
-    size = PART_ROWS_FIRST
     while low < high:
-        if reverse:
-            some = keys[max(low, high - size) : high][::-1]
-            high -= len(some)
-        else:
-            some = keys[low : min(high, low + size)]
-            low += len(some)
-        rows = memtable.rows_of(some)
-        plain = memtable.plain  # after the rows were read: if it is still true, they were all plain
-        yield ScanPart(some, [row[1] for row in rows], plain, partial(rows_of_list, rows), 0, low >= high)
+        first, last = (max(low, high - size), high) if reverse else (low, min(high, low + size))
+        low, high = (low, first) if reverse else (last, high)
+        yield memtable.part(keys, first, last, reverse=reverse, is_last=low >= high)
         size = min(2 * size, PART_ROWS_MAX)
 
 
-def _run_parts(run: Run, start: bytes, end: bytes | None, reverse: bool) -> Iterator[ScanPart]:
+def _share(rows: int, total: int) -> int:
+    """Return how many rows a source of `rows` of `total` loads first."""
+    return max(_PART_ROWS_MIN, PART_ROWS_FIRST * rows // total)
+
+
+def _run_parts(run: Run, start: bytes, end: bytes | None, reverse: bool, size: int) -> Iterator[ScanPart]:
     files = run.overlapping(start, end)
     if len(files) == 1:
-        return files[0].table().scan(start, end, reverse=reverse)
-    return _parts_of_files(files[::-1] if reverse else files, start, end, reverse)
+        return files[0].table().scan(start, end, reverse=reverse, size=size)
+    return _parts_of_files(files[::-1] if reverse else files, start, end, reverse, size)
 
 
-def _parts_of_files(files: Sequence[TableFile], start: bytes, end: bytes | None, reverse: bool) -> Iterator[ScanPart]:
+def _parts_of_files(
+    files: Sequence[TableFile], start: bytes, end: bytes | None, reverse: bool, size: int
+) -> Iterator[ScanPart]:
     for file in files:
-        for part in file.table().scan(start, end, reverse=reverse):
+        for part in file.table().scan(start, end, reverse=reverse, size=size):
             yield part if not part.is_last or file is files[-1] else part._replace(is_last=False)
 
 

@@ -84,8 +84,6 @@ class SeriesState(ShardSnapshot):
         self.snapshot.check_open()
         if end <= start:
             return iter(())
-        for memtable in self._view.memtables():
-            memtable.sorted_keys()  # sorted once: each scan of the index would sort them again
         return index.buckets(self._view, self.options.bucket(start), self.options.bucket(end - 1) + 1)
 
     def match(

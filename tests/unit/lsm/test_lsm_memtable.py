@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 
@@ -106,6 +107,19 @@ def test_memtables_as_one_have_the_lsns_of_each(seed: int) -> None:
         assert rows_of(result.columns()) == rows_of(whole.columns())
         assert list(result.ranges) == list(whole.ranges)
         assert result.plain == whole.plain
+
+
+def test_the_garbage_collector_does_not_visit_bare_values() -> None:
+    class Rows(dict[bytes, bytes]):
+        """As the sections of a kv table, which it does visit."""
+
+    memtable = Memtable()
+    for lsn in (1, 2):
+        puts = Rows((b"%d/%d" % (lsn, n), b"") for n in range(100))
+        assert gc.is_tracked(puts)
+        memtable.apply(Edit(lsn=lsn, time_us=0, puts=puts))
+        assert list(memtable.rows)[-100:] == list(puts)
+    assert not gc.is_tracked(memtable.rows)
 
 
 def test_sizes_that_are_known_are_not_measured_again() -> None:
