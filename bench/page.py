@@ -60,6 +60,7 @@ class Line:
     ours: str
     peer: str
     ratio: float | None  # ours to the best peer; None where a figure stands by itself
+    spread: tuple[float, float] | None = None  # the lowest and the highest ratio of a round, where rounds are recorded
     wanted: str
     held: bool
     gate: bool
@@ -93,6 +94,7 @@ def lines_of(report: dict[str, Any]) -> Iterator[Line]:
             ours=amount(ours, case["unit"]),
             peer=f"{best['name'].removeprefix(case['name'] + ': ')}: {amount(theirs, best['unit'])}",
             ratio=ours / theirs,
+            spread=_spread(report, case["name"], best["name"]),
             wanted=", ".join(_wanted(goal) for goal in goals),
             held=all(goal["held"] for goal in goals),
             gate=any(goal["gate"] and not goal["held"] for goal in goals),
@@ -110,6 +112,13 @@ def lines_of(report: dict[str, Any]) -> Iterator[Line]:
             held=figure["held"],
             gate=figure["gate"] and not figure["held"],
         )
+
+
+def _spread(report: dict[str, Any], ours: str, peer: str) -> tuple[float, float] | None:
+    """The lowest and the highest ratio of a round: both ran in the same one, so they met the same noise."""
+    figures = report.get("figures", {})
+    ratios = [one / other for one, other in zip(figures.get(ours, ()), figures.get(peer, ()), strict=True)]
+    return (min(ratios), max(ratios)) if len(ratios) > 1 else None
 
 
 def _wanted(goal: dict[str, Any]) -> str:
@@ -134,6 +143,8 @@ def table(lines: Sequence[Line], reasons: Reasons | None = None) -> list[str]:
     rows = [head, ["---"] * len(head)]
     for line in lines:
         ratio = f"{line.ratio:.2f}" if line.ratio is not None else ""
+        if line.spread is not None:
+            ratio += f" ({line.spread[0]:.2f} to {line.spread[1]:.2f})"
         row = [line.what, line.ours, line.peer, ratio, line.wanted]
         rows.append(row if reasons is None else [line.title, *row, reason(line, reasons) or NO_REASON])
     return [f"| {' | '.join(row)} |" for row in rows]
@@ -169,8 +180,8 @@ def render(record: Sequence[dict[str, Any]], reasons: Reasons) -> str:
         "",
         "`make bench` runs us and our peers in the same run, in interleaved rounds, and makes this page from what it",
         "measured (about 40 minutes; `QUICK=1 make bench` only shows that everything runs). A ratio is ours to that of",
-        "the best peer, or to what else stands beside it, and more is better. The machine is a small shared one: trust",
-        "ratios to about 20 %, and absolute figures less.",
+        "the best peer, or to what else stands beside it, and more is better; in brackets, its worst and best round.",
+        "The machine is a small shared one: trust ratios to about 20 %, and absolute figures less.",
         "",
         f"{len(gates)} figures have gates, which must hold for a release; {len(gates) - len(missed)} hold theirs.",
         "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,22 @@ def test_the_page_says_first_where_a_peer_wins_and_why() -> None:
     assert "bytes a row" not in losing
     assert "| bytes a row | 1.50 B |  |  | at most 2 (gate) |" in text
     assert "2 figures have gates, which must hold for a release; 1 hold theirs." in text
+
+
+def test_the_page_is_what_its_record_gives() -> None:
+    record = page.load(page.RECORD)
+    made = {"benchmarks.md": page.render(record, tomllib.loads(page.REASONS.read_text()))}
+    made |= {f"benchmarks/{name}": text for name, text in page.charts(record).items()}
+    stale = [name for name, text in made.items() if (DOCS / name).read_text() != text]
+    assert stale == [], "run python -m bench.page"
+
+
+def test_a_ratio_has_the_spread_of_its_rounds() -> None:
+    figures = {"put": [900.0, 950.0, 880.0], "Peer A": [300.0] * 3, "Peer B": [1_000.0, 900.0, 1_100.0]}
+    text = page.render([{**COMPARED, "figures": figures}], {})
+    assert "| 0.90 (0.80 to 1.06) |" in text  # beside the best peer, round by round
+    once = {name: some[:1] for name, some in figures.items()}
+    assert "| 0.90 |" in page.render([{**COMPARED, "figures": once}], {})  # one round has no spread
 
 
 def test_a_busy_machine_is_told() -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.arguments import in_short, whole
 from penstock.errors import Invalid, KindMismatch
 from penstock.host import threads
-from penstock.kinds import Kind, RowConditional
+from penstock.kinds import Kind, as_row_conditional
 from penstock.kv.kind import KvKind
 from penstock.partition.ledger import KindCondition, TableInfo
 from penstock.partition.storage_options import check_change, check_storage
@@ -212,7 +212,8 @@ def kind_of_condition(name: str) -> Kind:
 def is_row_condition(name: str) -> bool:
     """Whether a condition is about rows: the owner judges it before the write, and the ledger never sees it."""
     kind = find_kind(name.partition(".")[0])
-    return isinstance(kind, RowConditional) and name == kind.row_condition
+    rows = None if kind is None else as_row_conditional(kind)
+    return rows is not None and name == rows.row_condition
 
 
 class _Conditions(Mapping[str, KindCondition]):

@@ -390,6 +390,17 @@ def _answers_queries(kind: type[Kind]) -> bool:
     return issubclass(kind, Queryable)
 
 
+_row_conditional: dict[type, bool] = {}  # as above, by class
+
+
+def as_row_conditional(kind: Kind) -> RowConditional | None:
+    """Return the kind if its writes can depend on rows."""
+    able = _row_conditional.get(type(kind))
+    if able is None:
+        able = _row_conditional[type(kind)] = isinstance(kind, RowConditional)
+    return cast("RowConditional", kind) if able else None
+
+
 def as_selectable(kind: Kind, info: TableInfo) -> Selectable:
     """Return the kind if its rows can be selected, or raise `KindMismatch`."""
     return kind if isinstance(kind, Selectable) else _lacks(info, "which has no selectors: filter its rows")

@@ -161,11 +161,13 @@ def by_shard(batch: Messages, partitions: Sequence[PartitionId], spare: int) -> 
 
 
 def _encode_run(messages: list[Message]) -> bytes:
-    payloads, keys, times, *rest = zip(*messages, strict=True)
-    if times[0] is None and not rest and not any(key is not None for key in keys):
+    # Not zip(*messages): it makes an iterator for each, enough to start the garbage collector in nearly every flush.
+    payloads, keys = [message[0] for message in messages], [message[1] for message in messages]
+    times = [message[2] for message in messages if message[2] is not None]  # all of a run have one, or none
+    headers = [message[3] for message in messages if len(message) == 4]  # as above
+    if not times and not headers and keys.count(None) == len(keys):
         return encode_payloads(payloads, lsn=0, time_us=NO_TIME)
-    own_times, headers = None if times[0] is None else times, rest[0] if rest else None
-    return Messages.of(payloads, keys, own_times, headers).encode(lsn=0, time_us=NO_TIME)
+    return Messages.of(payloads, keys, times or None, headers or None).encode(lsn=0, time_us=NO_TIME)
 
 
 # -- inserts, under the coordinator's lock

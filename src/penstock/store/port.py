@@ -38,9 +38,9 @@ from penstock.kinds import (
     Insert,
     Kind,
     Loadable,
-    RowConditional,
     Serviced,
     as_loadable,
+    as_row_conditional,
     as_serviced,
 )
 from penstock.partition.admission import WAIT_S as ADMIT_WAIT_S
@@ -231,8 +231,9 @@ class LocalPort(LiveReading):
         others: list[tuple[str, bytes]] = []  # conditions for the ledger
         for name, argument in condition.others:
             info, kind = self._check_condition(name, argument)
-            if isinstance(kind, RowConditional) and name == kind.row_condition:
-                expected.append((kind, info, kind.expected_row(argument)))
+            rows = as_row_conditional(kind)
+            if rows is not None and name == rows.row_condition:
+                expected.append((rows, info, rows.expected_row(argument)))
             else:
                 others.append((name, argument))
         left = Condition(condition.token, tuple(others))  # for the ledger
