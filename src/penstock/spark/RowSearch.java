@@ -112,7 +112,7 @@ public final class RowSearch implements Function2 {
         Iterator all = (Iterator) source;
         for (int number = 0; all.hasNext(); number++) {
             InternalRow row = (InternalRow) all.next();
-            if (number % slices == slice) {
+            if ((number * 0x9E3779B9 >>> 16) % slices == slice) { // broken rows at even distances get tasks evenly, too
                 rows.add(row.copy());
             }
         }
