@@ -35,6 +35,7 @@ from penstock.journal.record import Lsn
 from penstock.journal.tracker import MemberAcks
 from penstock.log import Log
 from penstock.log.record import KIND_DATA, Index, Record, check_bodies
+from penstock.replica.cluster_time import ClusterTime
 from penstock.replica.masters import HASH, Masters
 from penstock.replica.proposal import Proposal, not_leader
 from penstock.replica.raft import Raft
@@ -96,6 +97,7 @@ class Replicated:
         files: FileGate | None = None,
         lag_segments: int = LAG_SEGMENTS,
         masters: str = HASH,
+        time: ClusterTime | None = None,
     ) -> None:
         """`stored` is the highest LSN that the store's files hold: the journal must reach that far.
 
@@ -118,6 +120,7 @@ class Replicated:
         self._attached = threading.Event()  # the loop runs, or has ended
         self._process = threads.process_id()
         self._files = files
+        self._time = time or ClusterTime(clock)
         self._entries = RaftLog(log, state)
         self._entries.lag_segments = lag_segments
         reached = self._entries.lsn_at(self._entries.last)
@@ -149,6 +152,7 @@ class Replicated:
             times=self._times,
             random=self._random,
             files=self._files,
+            time=self._time,
         )
         if not self._others:
             raft.elect_at_once()
@@ -467,7 +471,7 @@ class Tenure:
         self.await_committed, self.copy_to = replicated.await_committed, replicated.copy_to
         self.copy_entries_to, self.hold = replicated.copy_entries_to, replicated.hold
         self.member, self.others, self.acks = replicated._member, tuple(replicated._others), replicated.acks
-        self.master_of = replicated._masters.master_of
+        self.master_of, self.time_note = replicated._masters.master_of, replicated._time.note
 
     @property
     def incarnation(self) -> int:

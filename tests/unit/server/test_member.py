@@ -313,6 +313,22 @@ def test_a_follower_applies_what_its_ledger_had_stored_alone(members: Members) -
     assert len(list(back.kv("users").scan())) == 23
 
 
+def test_members_that_all_start_again_wait_for_the_tables_that_they_know(
+    members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The manifest describes a table as soon as it is made; the ledger has it when its record is known as committed."""
+    for number in range(3):
+        members.begin("a", "b", "c")
+        leader = members.members[members.leader()]
+        leader.store().kv(f"users{number}").put(b"a", b"1", durable=True)
+        for name in "abc":
+            await_true(lambda name=name: members.members[name].committed == leader.committed)  # type: ignore[misc]
+            members.members[name].store().wait_for(leader.committed, timeout_s=30)
+        for name in "abc":
+            members.members.pop(name).close()
+    assert "which is another one in the ledger" not in caplog.text
+
+
 def _fail(*_: object) -> None:
     raise OSError(5, "the disk is away")
 
