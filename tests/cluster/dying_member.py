@@ -2,7 +2,7 @@
 
 FOLDER has `NAME.json` (its addresses) and the certificates. Each line on standard input is a number: a child runs the
 member and kills itself, as `kill -9` does, before that change of a file or message; 0: never. The answer is "killed",
-or "joined", how many there were and how many snapshots it took, when the member has a store that has caught up and votes.
+or "joined", the number of changes and messages, and that of snapshots, when the member votes and its store caught up.
 
 Processes are forked from this one, which has no threads: a start takes milliseconds.
 """

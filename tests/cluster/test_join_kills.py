@@ -54,6 +54,10 @@ class JoiningCluster(LocalCluster):
         print(fatal, file=self._process.stdin, flush=True)
         return self._process.stdout.readline().strip()
 
+    def join_at_last(self) -> None:
+        answer = self.join(0)
+        assert answer.startswith("joined"), answer
+
     def lose_disk(self) -> None:
         with suppress(FileNotFoundError):
             self.wipe("c")
@@ -95,7 +99,7 @@ def test_a_member_that_is_killed_while_it_joins_joins_at_its_next_start(members:
             assert answer == "killed" or answer.startswith("joined"), answer
             killed += answer == "killed"
             members.grow()
-        assert (answer := members.join(0)).startswith("joined"), answer
+        members.join_at_last()
     assert killed
     members.check()
 
@@ -110,6 +114,6 @@ def test_a_member_is_killed_at_each_step_of_its_join(members: JoiningCluster) ->
         answer = members.join(fatal)
         killed = answer == "killed"
         assert killed or answer.startswith("joined"), answer
-        assert (answer := members.join(0)).startswith("joined"), f"after a kill before change {fatal}: {answer}"
+        members.join_at_last()
     assert fatal > 50
     members.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import penstock
 from penstock.cli.cluster import read_cluster
 from penstock.errors import Invalid
+from penstock.testing.members import await_true
 
 COMMAND = [sys.executable, "-m", "penstock", "cluster"]
 CLUSTER = "00" * 16
@@ -104,6 +106,28 @@ def _await_status(folder: Path, token: str) -> None:
             assert max(int(row[3]) for row in rows) > 0  # and the leader says what members have
             return
         assert time.monotonic() < deadline, shown.stdout
+
+
+@pytest.mark.parametrize("descriptors", [8, 14, 18, 22])
+def test_a_member_without_descriptors_waits_or_is_refused(
+    tmp_path: Path, running: list[subprocess.Popen[bytes]], descriptors: int
+) -> None:
+    """gRPC aborts a process in which it cannot begin."""
+    folder, log = str(tmp_path / "demo"), tmp_path / "log"
+    token = _penstock("init", folder, "--member", f"a=127.0.0.1:{_two_free_ports()}").stdout.strip().split("=")[1]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*COMMAND, "run", folder, "a", "--data", str(tmp_path / "a")],
+            stdout=output,
+            stderr=output,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, 64)),
+        )
+    running.append(process)
+    await_true(lambda: process.poll() is not None or b"cannot go on now" in log.read_bytes(), "a refusal")
+    assert process.poll() in (None, 4), log.read_text()
+    if process.poll() is None:  # it goes on when there is room
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
+        await_true(lambda: _penstock("status", folder, "--token", token).returncode == 0, "a member that leads")
 
 
 def test_certificates_of_members(tmp_path: Path) -> None:
