@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 COMMIT_S = 10.0  # a write that no quorum has by then has an unknown outcome
 TICK_S = 0.05
 JOIN_S = 10.0
+START_S = 60
 
 
 class MemberLink(Link, Protocol):
@@ -118,6 +119,7 @@ class Replicated:
         self._closed = False
         self._resigning = False  # set from any thread, for the loop
         self._attached = threading.Event()  # the loop runs, or has ended
+        self._is_attached = False  # the loop runs, or ran
         self._process = threads.process_id()
         self._files = files
         self._time = time or ClusterTime(clock)
@@ -159,12 +161,15 @@ class Replicated:
         if self._lacked_space:
             raft.hesitate()
         self._attached.clear()
+        self._is_attached = False
         self._thread = threads.spawn(self._run, name=f"penstock-raft-{self._member}")
-        if not self._attached.wait(COMMIT_S):
-            raise WaitExpired(f"member {self._member} did not start within {COMMIT_S:g} s: see its addresses")
-        if isinstance(self._failure, PenstockError):  # of its address, for example
-            raise self._failure
-        self._check()
+        # Many short waits: a process that is stopped meanwhile, or a machine that sleeps, uses up one of them.
+        if not any(self._attached.wait(1.0) for _ in range(START_S)):
+            raise WaitExpired(f"member {self._member} did not start within {START_S} s: see its addresses")
+        if not self._is_attached:  # for its address, for example; a later failure is one of a member that runs
+            if isinstance(self._failure, PenstockError):
+                raise self._failure
+            self._check()
         if not self._others:
             self.await_leader(COMMIT_S)
 
@@ -176,6 +181,7 @@ class Replicated:
         try:
             raft.poller.subscribe(self._wakes.fileno(), self._drain, POLL_EVENT_TYPE.READ)
             self._link.attach(raft)
+            self._is_attached = True
             self._attached.set()
             while not self._closing and self._failure is None:
                 if self._resigning:

@@ -35,7 +35,7 @@ def _penstock(*arguments: str, **variables: str) -> subprocess.CompletedProcess[
 
 
 def _two_free_ports() -> int:
-    for port in range(21_000 + os.getpid() % 20_000, 60_000, 2):
+    for port in range(10_000 + os.getpid() % 10_000 * 2, 32_000, 2):  # not of those that the system gives away
         try:
             with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
                 return port
@@ -117,10 +117,10 @@ def test_a_member_without_descriptors_waits_or_is_refused(
     token = _penstock("init", folder, "--member", f"a=127.0.0.1:{_two_free_ports()}").stdout.strip().split("=")[1]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*COMMAND, "run", folder, "a", "--data", str(tmp_path / "a")],
+            ["sh", "-c", f'ulimit -S -n {descriptors}; exec "$@"', "sh"]
+            + [*COMMAND, "run", folder, "a", "--data", str(tmp_path / "a")],
             stdout=output,
             stderr=output,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, 64)),
         )
     running.append(process)
     await_true(lambda: process.poll() is not None or b"cannot go on now" in log.read_bytes(), "a refusal")
