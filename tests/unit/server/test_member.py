@@ -15,12 +15,14 @@ import pytest
 import penstock
 from penstock.cli.certificates import make_member_certificates
 from penstock.errors import CorruptionError, Invalid, Lost, PenstockError, Poisoned
+from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
 from penstock.replica.replicated import Replicated
 from penstock.replica.seams import RaftTimes
-from penstock.replica.state import StateFile, founding
+from penstock.replica.state import JOINING, StateFile, founding, new_disk
 from penstock.server.member import Member
+from penstock.store.identity import StoreIdentity, write_identity
 from penstock.store.store import Store
 from penstock.testing.members import CLUSTER, LocalCluster, await_true
 
@@ -267,6 +269,22 @@ def test_the_last_copy_begins_another_cluster(members: Members) -> None:
     for name in "abc":
         await_true(lambda name=name: members.members[name].committed >= 3)  # type: ignore[misc]
         assert members.members[name].store().kv("users").get(b"a") == b"1"
+
+
+@pytest.mark.parametrize("brought", ["a store", "a copy"])
+def test_a_founder_that_brings_nothing_waits_for_nobody(members: Members, brought: str) -> None:
+    """An empty store, or the empty last copy of a cluster: nothing can be lost, and whoever is elected leads."""
+    path = str(members.folder / "a")
+    make_dirs(OsFileSystem(), path)
+    write_identity(OsFileSystem(), path, StoreIdentity(CLUSTER, CLUSTER))
+    penstock.open(path).close()
+    if brought == "a copy":
+        state = StateFile(OsFileSystem(), f"{path}/raft")
+        state.save(founding(new_disk(system_random(), standing=JOINING), system_random()))
+    members.begin("a", "b", "c")
+    members.members[members.leader()].store().kv("users").put(b"a", b"1", durable=True)
+    for name in "abc":
+        await_true(lambda name=name: members.members[name].committed == 2)  # type: ignore[misc]
 
 
 def test_a_file_in_place_of_the_folder_is_told(members: Members, tmp_path: Path) -> None:
