@@ -26,8 +26,19 @@ from penstock.errors import OutcomeUnknown, PenstockError
 from penstock.replica.seams import RaftTimes
 from penstock.testing.members import CLUSTER, NAMES, LocalCluster, await_true, table_digests
 
-FAULTS = ("kill", "kill", "follower", "all", "stop", "one-way", "partition", "delay", "noise", "full", "damage", "wipe")
-FAULTS += ("jump", "strangers", "restarts")
+FAULTS: tuple[str, ...] = (
+    "kill",
+    "kill",
+    "follower",
+    "all",
+    "stop",
+    "restarts",
+    "one-way",
+    "partition",
+    "delay",
+    "noise",
+)
+FAULTS += ("full", "damage", "wipe", "jump", "strangers")
 PROCESS = Path(__file__).with_name("faulty_member.py")
 PROGRESS_S = 90.0
 LASTING_S = 1_800

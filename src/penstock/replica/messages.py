@@ -47,6 +47,7 @@ class Appended(_MemberMessage, frozen=True):
     next_index: int
     success: bool
     reset: bool
+    full: bool = False  # its disk has no room for more writes: it need not lead
 
 
 class NewerTerm(_MemberMessage, frozen=True):

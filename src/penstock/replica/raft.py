@@ -56,6 +56,7 @@ class Raft(ElectingRaft):
         time: ClusterTime | None = None,
     ) -> None:
         self._time = time
+        self._full: dict[str, bool] = {}  # by member: what it answered last
         self._proposals: deque[Proposal] = deque()  # not in the log yet
         self._in_log: deque[Proposal] = deque()
         self._told_committed = log.committed
@@ -116,6 +117,7 @@ class Raft(ElectingRaft):
         elif message.term > current:
             self._step_down(message.term)
         elif isinstance(message, Appended):
+            self._full[member] = message.full
             self._handle(
                 node,
                 "next_node_idx",
@@ -139,6 +141,12 @@ class Raft(ElectingRaft):
     def is_leader(self) -> bool:
         """Whether this member leads, and an entry of its own term is committed: it knows what is committed."""
         return bool(self._isLeader()) and self.log.term_at(self.log.committed) == self._SyncObj__raftCurrentTerm
+
+    @property
+    def others_are_full(self) -> bool:
+        """Whether no other member that is connected has room on its disk, as far as this one knows."""
+        connected = self._SyncObj__connectedNodes
+        return all(self._full.get(name, False) for name, node in self._nodes.items() if node in connected)
 
     def may_cut_before(self) -> int:
         """Return the index below which every member has all entries, as far as this one knows."""

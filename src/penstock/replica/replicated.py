@@ -430,6 +430,16 @@ class Replicated:
         """Whether the loop ended by an error: nothing is sent or voted before `recover`."""
         return self._failure is not None
 
+    def note_space(self, *, full: bool) -> None:
+        """Tell the leader whether the disk of this member has room for more writes."""
+        if self._raft is not None:
+            self._raft.is_full = full
+
+    @property
+    def others_are_full(self) -> bool:
+        """Whether no other member has room for more writes. Requires: this member leads."""
+        return self._raft is not None and self._raft.others_are_full
+
     def resign(self, timeout_s: float = COMMIT_S) -> None:
         """Stop leading, and wait until this member is in another term; nothing if it does not lead."""
         term = self.current_term

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 WATCH_S = 0.5
 RETRY_S = 1.0
 OPEN_S = 30.0
-FULL_S = 30.0  # between two attempts to leave the lead because of a full disk: those of all members may be full
+FULL_S = 30.0  # between two attempts to leave the lead because of a full disk: what others said may be old
 
 
 class Member:
@@ -224,9 +224,10 @@ class Member:
 
     def _leave_if_full(self, role: tuple[object, ...]) -> None:
         """Leave the lead to a member that can take writes, if the disk of this one is full."""
-        now_s = self._clock.monotonic_s()
-        leads_full = role and role[0] and self._store is not None and self._store.is_full
-        if leads_full and len(self._addresses) > 1 and now_s - self._left_s >= FULL_S:
+        now_s, full = self._clock.monotonic_s(), self._store is not None and self._store.is_full
+        self._journal.note_space(full=full)
+        leads_full = full and role and role[0]
+        if leads_full and now_s - self._left_s >= FULL_S and not self._journal.others_are_full:
             logger.warning("member %s leaves the lead: its disk is full", self.name)
             self._left_s = now_s
             self._journal.resign()

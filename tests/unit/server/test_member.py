@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock.cli.certificates import make_member_certificates
-from penstock.errors import CorruptionError, Invalid, Lost, PenstockError, Poisoned
+from penstock.errors import CorruptionError, DiskFull, Invalid, Lost, PenstockError, Poisoned
 from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
@@ -227,6 +227,35 @@ def test_a_leader_whose_disk_is_full_leaves_the_lead(members: Members, monkeypat
     full.store()._space.release_reserve()
     other = await_true(lambda: next((n for n, m in members.members.items() if m.is_leader and m is not full), ""))
     members.members[other].store().kv("users").put(b"b", b"2", durable=True)
+
+
+def test_the_lead_stays_when_all_disks_are_full(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member leaves the lead only for one that has room."""
+    monkeypatch.setattr("penstock.server.member.FULL_S", 0.0)
+    members.begin("a", "b", "c")
+    leader = members.members[members.leader()]
+    leader.store().kv("users").put(b"a", b"1", durable=True)
+    followers = [member for member in members.members.values() if member is not leader]
+    for member in [*followers, leader]:
+        space = member.store()._space
+        monkeypatch.setattr(space, "claim_reserve", lambda: None)
+        space.release_reserve()
+        if member is followers[1]:
+            await_true(lambda: leader._journal.others_are_full)
+    term, rounds, leave = leader._journal.current_term, list[object](), leader._leave_if_full
+
+    def count(role: tuple[object, ...]) -> None:
+        leave(role)
+        rounds.append(role)
+
+    monkeypatch.setattr(leader, "_leave_if_full", count)
+    await_true(lambda: len(rounds) > 3)
+    assert (leader.is_leader, leader._journal.current_term) == (True, term)
+    with pytest.raises(DiskFull):
+        leader.store().kv("users").put(b"b", b"2", durable=True)
+    followers[0].store()._port.read_only = None  # it has room again
+    (other,) = await_true(lambda: [member for member in followers if member.is_leader])
+    other.store().kv("users").put(b"b", b"2", durable=True)
 
 
 def test_a_disk_belongs_to_one_member_of_one_cluster(members: Members, alone: Member) -> None:
