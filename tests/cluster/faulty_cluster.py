@@ -6,8 +6,10 @@ import json
 import math
 import os
 import random
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,9 +26,22 @@ from penstock.errors import OutcomeUnknown, PenstockError
 from penstock.replica.seams import RaftTimes
 from penstock.testing.members import CLUSTER, NAMES, LocalCluster, await_true, table_digests
 
-FAULTS = ("kill", "kill", "follower", "all", "stop", "one-way", "partition", "delay", "noise", "full", "damage", "wipe")
+FAULTS: tuple[str, ...] = (
+    "kill",
+    "kill",
+    "follower",
+    "all",
+    "stop",
+    "restarts",
+    "one-way",
+    "partition",
+    "delay",
+    "noise",
+)
+FAULTS += ("full", "damage", "wipe", "jump", "strangers")
 PROCESS = Path(__file__).with_name("faulty_member.py")
 PROGRESS_S = 90.0
+LASTING_S = 1_800
 FAULT_S = 2.5
 
 
@@ -47,6 +62,7 @@ class FaultyCluster:
             config = {"cluster": CLUSTER.hex(), "members": seen, "clients": self._files.served[name]}
             (self.folder / f"{name}.json").write_text(json.dumps(config))
         self.told: set[str] = set()
+        self._lasts = False  # a row that lasts for a while cannot have expired
         self.tried = 0
         self.history: dict[str, list[Operation]] = {"x": [], "y": []}
         self._stop = threading.Event()
@@ -57,14 +73,7 @@ class FaultyCluster:
 
     def start(self, name: str) -> bool:
         """Start a member; return whether it runs."""
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(PROCESS), str(self.folder), name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+        process = self._spawn(name)
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             process.communicate()
@@ -73,6 +82,16 @@ class FaultyCluster:
         if self._lazy:
             self.tell(name, "lazy 1")
         return True
+
+    def _spawn(self, name: str) -> subprocess.Popen[str]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, str(PROCESS), str(self.folder), name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def tell(self, name: str, line: str) -> None:
         process = self.processes[name]
@@ -163,11 +182,15 @@ class FaultyCluster:
             assert self.start(name), self.log_of(name)
         self.begin_clients()
         self.await_progress()
+        with self._files.connect(timeout_s=PROGRESS_S) as store:
+            store.kv("lasting").put(b"half an hour", b"x", ttl_s=LASTING_S, durable=True)
+        began_s = time.monotonic()
         order: list[str] = []
         for _ in range(faults):
             order = order or chance.sample(kinds, len(kinds))
             self._inject(order.pop(), chance)
             self.await_progress()
+        self._lasts = time.monotonic() - began_s < LASTING_S / 2
         self.end_clients()
 
     def _inject(self, what: str, chance: random.Random) -> None:
@@ -201,6 +224,21 @@ class FaultyCluster:
             self.tell(name, "full 1")
             self.await_progress()
             self.tell(name, "full 0")
+        elif what == "restarts":
+            self.kill(name)
+            for _ in range(3):
+                process = self._spawn(name)
+                time.sleep(chance.random() * FAULT_S)  # before it is ready, and after
+                process.kill()
+                process.communicate()
+            assert self.start(name), self.log_of(name)
+        elif what == "jump":
+            self._set_clock(name, chance.choice((-3_600, 3_600)))
+            self.kill(leader)  # so that another clock counts
+            self.await_progress()
+            assert self.start(leader), self.log_of(leader)
+        elif what == "strangers":
+            self._use_up_descriptors(name)
         elif what in ("damage", "wipe"):
             self._lose_disk(what, follower)
 
@@ -218,6 +256,28 @@ class FaultyCluster:
         self.await_progress()
         for proxy in self.proxies.values():
             proxy.heal()
+
+    def _set_clock(self, name: str, ahead_s: int) -> None:
+        """Set the wall clock of a member's machine, which stays so when its process is started again."""
+        path = self.folder / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "jump": ahead_s}))
+        self.tell(name, f"jump {ahead_s}")
+
+    def _use_up_descriptors(self, name: str) -> None:
+        """Let strangers connect to a member that has few descriptors left; nobody else can call it meanwhile."""
+        process, strangers = self.processes[name].pid, list[socket.socket]()
+        limits = resource.prlimit(process, resource.RLIMIT_NOFILE)
+        few = len(os.listdir(f"/proc/{process}/fd")) + 4
+        resource.prlimit(process, resource.RLIMIT_NOFILE, (few, limits[1]))
+        for address in (self._files.addresses[name], self._files.served[name]):
+            for _ in range(20):
+                strangers.append(socket.socket())
+                strangers[-1].setblocking(False)
+                strangers[-1].connect_ex(address)
+        self.await_progress(5)
+        for stranger in strangers:
+            stranger.close()
+        resource.prlimit(process, resource.RLIMIT_NOFILE, limits)
 
     def _lose_disk(self, what: str, name: str) -> None:
         """Damage a journal or remove it; a damaged one is refused at the start, and its disk replaced."""
@@ -287,3 +347,5 @@ class FaultyCluster:
                 assert sequences == list(range(sequences[0], sequences[0] + len(sequences))), "a gap in the queue"
                 assert store.series("metrics").to_arrow().num_rows == len(rows)
                 assert store.vector("docs").to_arrow().num_rows == len(rows)
+                if self._lasts:
+                    assert store.kv("lasting").get(b"half an hour") == b"x", f"a row expired early on {name}"

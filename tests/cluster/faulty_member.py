@@ -4,6 +4,7 @@ FOLDER has `NAME.json` (its addresses), the certificates and the tokens. What wa
 is in this process alone, so that a kill loses it, as a power failure would. Lines on standard input:
 
     noise SHARE    deliver that share of the messages twice, late or out of order
+    jump SECONDS   set the wall clock ahead by that, or back
     full 1         fail every write of a file with ENOSPC; 0 ends that
     lazy 1         say that the journal is synced before it is (the negative control)
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock.server.member
+from penstock.host.clock import SystemClock
 from penstock.host.os_files import OsFileSystem
 from penstock.log import LogSettings
 from penstock.replica.seams import RaftTimes
@@ -38,6 +40,7 @@ class Faults:
     """What is wrong now."""
 
     noise = 0.0
+    jump = 0.0
     full = False
     lazy = False
 
@@ -120,6 +123,13 @@ class UnsyncedFileSystem(OsFileSystem):
         return _UnsyncedFile(file) if write and "/journal/" in path else file
 
 
+class JumpingClock(SystemClock):
+    """The clocks of a machine whose wall clock is set wrong."""
+
+    def time_us(self) -> int:
+        return super().time_us() + round(Faults.jump * 1_000_000)
+
+
 def _fail_when_full() -> None:
     for name in ("pwrite", "pwritev", "posix_fallocate", "write"):
         real = getattr(os, name)
@@ -159,6 +169,7 @@ def main(folder: Path, name: str) -> None:
     _fail_when_full()
     _add_noise()
     config = json.loads((folder / f"{name}.json").read_text())
+    Faults.jump = config.get("jump", 0.0)
     member = Member(
         folder / name,
         name,
@@ -170,11 +181,12 @@ def main(folder: Path, name: str) -> None:
         serve=tuple(config["clients"]),
         tokens=folder / "tokens.toml",
         lag_segments=4,
+        clock=JumpingClock(),
     )
     print("ready", flush=True)
     for line in sys.stdin:
         what, value = line.split()
-        setattr(Faults, what, float(value) if what == "noise" else bool(int(value)))
+        setattr(Faults, what, float(value) if what in ("noise", "jump") else bool(int(value)))
         print("done", flush=True)
     Faults.full, Faults.noise = False, 0.0
     member.close()

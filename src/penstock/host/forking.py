@@ -18,7 +18,9 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.errors import Closed
+from penstock.host.open_files import OPEN_FILES
 
+GRPC_DESCRIPTORS = 16  # it needs fewer to begin, and others may take some meanwhile
 _DESCRIPTORS = "/dev/fd"
 
 
@@ -34,7 +36,7 @@ class _GrpcUse:
 
 
 def use_grpc() -> None:
-    """Call before using gRPC; `Closed` in a child whose parent used it before the fork.
+    """Call before using gRPC; `Closed` in a child whose parent used it before the fork, `ProcessLimit` without room.
 
     The two share gRPC's epoll set, and the child lacks gRPC's threads: in experiments, calls of both hung past every
     deadline. gRPC's own fork support did not help.
@@ -44,7 +46,19 @@ def use_grpc() -> None:
             "this process was forked from one that had connected to a store or served one, and gRPC does not survive "
             "that: start it by multiprocessing's 'spawn' or 'forkserver', or connect in the children only"
         )
+    _check_room()
     _GrpcUse.here = True
+
+
+def _check_room() -> None:
+    """`ProcessLimit` if the process has too few descriptors left for gRPC, which would abort it."""
+    taken: list[int] = []
+    try:
+        for _ in range(GRPC_DESCRIPTORS):
+            taken.append(OPEN_FILES.with_descriptor(lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)))
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 os.register_at_fork(after_in_child=_GrpcUse.inherit)

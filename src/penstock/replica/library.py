@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pysyncobj.syncobj
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.journal import Journal
@@ -71,6 +72,7 @@ class GuardedSyncObj(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         self._voters: set[str] = set()  # who voted for this member in its term
         self._heard_s = -1e9  # when a leader was heard last
         self._may_cut = False
+        self.is_full = False  # set from any thread: its disk has no room for more writes
         self._nodes = {name: Node(name) for name in others}
         super().__init__(
             Node(member),
@@ -111,6 +113,8 @@ class GuardedSyncObj(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         super()._SyncObj__onMessageReceived(node, {"type": kind, "term": message.term, **fields})
 
     def _tell(self, member: str, message: Message) -> None:
+        if self.is_full and isinstance(message, Appended):
+            message = msgspec.structs.replace(message, full=True)
         self._outbox.append((member, message))
 
     def _send_waiting(self) -> None:

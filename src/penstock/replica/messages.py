@@ -38,6 +38,7 @@ class Append(_MemberMessage, frozen=True):
     committed: int
     needed: int = 0  # entries below this index are on every member
     entries: tuple[tuple[int, bytes | None], ...] = ()  # term, and the record; None: an entry of the members themselves
+    time_us: int = 0  # the time of the leader's store; 0: it is not known yet
 
 
 class Appended(_MemberMessage, frozen=True):
@@ -46,6 +47,7 @@ class Appended(_MemberMessage, frozen=True):
     next_index: int
     success: bool
     reset: bool
+    full: bool = False  # its disk has no room for more writes: it need not lead
 
 
 class NewerTerm(_MemberMessage, frozen=True):
@@ -120,7 +122,7 @@ def unpack(data: bytes) -> Message:
     elif isinstance(message, Appended):
         numbers.append(message.next_index)
     elif isinstance(message, Append):
-        numbers += [message.previous_index, message.previous_term, message.committed, message.needed]
+        numbers += [message.previous_index, message.previous_term, message.committed, message.needed, message.time_us]
         terms = [message.previous_term, *(term for term, _ in message.entries), message.term]
         if terms != sorted(terms):
             raise Invalid(f"a member sent entries whose terms do not ascend: {terms[:8]}")

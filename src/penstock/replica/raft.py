@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from penstock.errors import DiskFull, Invalid, NotFound, OutcomeUnknown, ProcessLimit
 from penstock.host.randomness import Random
+from penstock.replica.cluster_time import ClusterTime
 from penstock.replica.electing import ElectingRaft
 from penstock.replica.messages import (
     Append,
@@ -52,7 +53,10 @@ class Raft(ElectingRaft):
         times: RaftTimes,
         random: Random,
         files: FileGate | None = None,
+        time: ClusterTime | None = None,
     ) -> None:
+        self._time = time
+        self._full: dict[str, bool] = {}  # by member: what it answered last
         self._proposals: deque[Proposal] = deque()  # not in the log yet
         self._in_log: deque[Proposal] = deque()
         self._told_committed = log.committed
@@ -105,12 +109,15 @@ class Raft(ElectingRaft):
                     node, "request_vote", message, last_log_index=message.last_index, last_log_term=message.last_term
                 )
         elif isinstance(message, Append):
+            if self._time is not None:
+                self._time.hear(message.time_us)
             self._receive_append(node, message)
         elif isinstance(message, NeedSnapshot):
             self._receive_take(node, message)
         elif message.term > current:
             self._step_down(message.term)
         elif isinstance(message, Appended):
+            self._full[member] = message.full
             self._handle(
                 node,
                 "next_node_idx",
@@ -134,6 +141,12 @@ class Raft(ElectingRaft):
     def is_leader(self) -> bool:
         """Whether this member leads, and an entry of its own term is committed: it knows what is committed."""
         return bool(self._isLeader()) and self.log.term_at(self.log.committed) == self._SyncObj__raftCurrentTerm
+
+    @property
+    def others_are_full(self) -> bool:
+        """Whether no other member that is connected has room on its disk, as far as this one knows."""
+        connected = self._SyncObj__connectedNodes
+        return all(self._full.get(name, False) for name, node in self._nodes.items() if node in connected)
 
     def may_cut_before(self) -> int:
         """Return the index below which every member has all entries, as far as this one knows."""
@@ -245,9 +258,8 @@ class Raft(ElectingRaft):
                 except NotFound:
                     break  # the journal's front was cut meanwhile
                 needed = min([self.log.committed, *self.matched().values()]) + 1
-                self._link.send(
-                    name,
-                    Append(self.term, following - 1, previous_term, self.log.committed, needed, sent_entries(found)),
-                )
+                time_us = 0 if self._time is None else self._time.now_us()
+                fields = following - 1, previous_term, self.log.committed, needed, sent_entries(found), time_us
+                self._link.send(name, Append(self.term, *fields))
                 following, first = following + len(found), False
             self._SyncObj__raftNextIndex[node] = following

@@ -35,6 +35,7 @@ from penstock.journal.record import Lsn
 from penstock.journal.tracker import MemberAcks
 from penstock.log import Log
 from penstock.log.record import KIND_DATA, Index, Record, check_bodies
+from penstock.replica.cluster_time import ClusterTime
 from penstock.replica.masters import HASH, Masters
 from penstock.replica.proposal import Proposal, not_leader
 from penstock.replica.raft import Raft
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 COMMIT_S = 10.0  # a write that no quorum has by then has an unknown outcome
 TICK_S = 0.05
 JOIN_S = 10.0
+START_S = 60
 
 
 class MemberLink(Link, Protocol):
@@ -96,6 +98,7 @@ class Replicated:
         files: FileGate | None = None,
         lag_segments: int = LAG_SEGMENTS,
         masters: str = HASH,
+        time: ClusterTime | None = None,
     ) -> None:
         """`stored` is the highest LSN that the store's files hold: the journal must reach that far.
 
@@ -116,8 +119,10 @@ class Replicated:
         self._closed = False
         self._resigning = False  # set from any thread, for the loop
         self._attached = threading.Event()  # the loop runs, or has ended
+        self._is_attached = False  # the loop runs, or ran
         self._process = threads.process_id()
         self._files = files
+        self._time = time or ClusterTime(clock)
         self._entries = RaftLog(log, state)
         self._entries.lag_segments = lag_segments
         reached = self._entries.lsn_at(self._entries.last)
@@ -149,18 +154,22 @@ class Replicated:
             times=self._times,
             random=self._random,
             files=self._files,
+            time=self._time,
         )
         if not self._others:
             raft.elect_at_once()
         if self._lacked_space:
             raft.hesitate()
         self._attached.clear()
+        self._is_attached = False
         self._thread = threads.spawn(self._run, name=f"penstock-raft-{self._member}")
-        if not self._attached.wait(COMMIT_S):
-            raise WaitExpired(f"member {self._member} did not start within {COMMIT_S:g} s: see its addresses")
-        if isinstance(self._failure, PenstockError):  # of its address, for example
-            raise self._failure
-        self._check()
+        # Many short waits: a process that is stopped meanwhile, or a machine that sleeps, uses up one of them.
+        if not any(self._attached.wait(1.0) for _ in range(START_S)):
+            raise WaitExpired(f"member {self._member} did not start within {START_S} s: see its addresses")
+        if not self._is_attached:  # for its address, for example; a later failure is one of a member that runs
+            if isinstance(self._failure, PenstockError):
+                raise self._failure
+            self._check()
         if not self._others:
             self.await_leader(COMMIT_S)
 
@@ -172,6 +181,7 @@ class Replicated:
         try:
             raft.poller.subscribe(self._wakes.fileno(), self._drain, POLL_EVENT_TYPE.READ)
             self._link.attach(raft)
+            self._is_attached = True
             self._attached.set()
             while not self._closing and self._failure is None:
                 if self._resigning:
@@ -420,6 +430,16 @@ class Replicated:
         """Whether the loop ended by an error: nothing is sent or voted before `recover`."""
         return self._failure is not None
 
+    def note_space(self, *, full: bool) -> None:
+        """Tell the leader whether the disk of this member has room for more writes."""
+        if self._raft is not None:
+            self._raft.is_full = full
+
+    @property
+    def others_are_full(self) -> bool:
+        """Whether no other member has room for more writes. Requires: this member leads."""
+        return self._raft is not None and self._raft.others_are_full
+
     def resign(self, timeout_s: float = COMMIT_S) -> None:
         """Stop leading, and wait until this member is in another term; nothing if it does not lead."""
         term = self.current_term
@@ -467,7 +487,7 @@ class Tenure:
         self.await_committed, self.copy_to = replicated.await_committed, replicated.copy_to
         self.copy_entries_to, self.hold = replicated.copy_entries_to, replicated.hold
         self.member, self.others, self.acks = replicated._member, tuple(replicated._others), replicated.acks
-        self.master_of = replicated._masters.master_of
+        self.master_of, self.time_note = replicated._masters.master_of, replicated._time.note
 
     @property
     def incarnation(self) -> int:

@@ -47,6 +47,7 @@ ROOM_BYTES = 4 << 20  # entries are sent while less than this waits
 WAITING_BYTES_MAX = MESSAGE_BYTES_MAX + ROOM_BYTES * 2
 GREETING_BYTES_MAX = 4_096
 JOINED_BYTES = 16 << 10  # a smaller frame is sent by one call, and is one record of TLS
+_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LENGTH = struct.Struct(">I")
 _READ, _WRITE, _ERROR = POLL_EVENT_TYPE.READ, POLL_EVENT_TYPE.WRITE, POLL_EVENT_TYPE.ERROR
 
@@ -220,6 +221,7 @@ class TcpLink:
         self._addresses, self._clock = dict(addresses), clock
         self._raft: Raft | None = None
         self._listener: socket.socket | None = None
+        self._deaf_since_s: float | None = None  # there was no descriptor for a caller
         self._connections: dict[str, _Connection] = {}  # greeted, by member
         self._others: list[_Connection] = []  # not greeted yet
         self._tried_s: dict[str, float] = {}
@@ -243,8 +245,13 @@ class TcpLink:
         except OSError as error:
             raise Invalid(f"member {self.member} cannot listen at {host}:{port} ({error}): see its address") from None
         self._listener.setblocking(False)
-        self.poller.subscribe(self._listener.fileno(), self._accept, _READ | _ERROR)
+        self._listen()
         raft.addOnTickCallback(self._maintain)
+
+    def _listen(self) -> None:
+        assert self._listener is not None
+        self._deaf_since_s = None
+        self.poller.subscribe(self._listener.fileno(), self._accept, _READ | _ERROR)
 
     def detach(self) -> None:
         for connection in [*self._connections.values(), *self._others]:
@@ -269,6 +276,8 @@ class TcpLink:
     def _maintain(self) -> None:
         """Connect to members that are away, and close strangers that do not greet."""
         now_s = self._clock.monotonic_s()
+        if self._deaf_since_s is not None and now_s - self._deaf_since_s >= RETRY_S:
+            self._listen()
         for connection in list(self._others):
             if now_s - connection.began_s > GREETING_S:
                 self.drop(connection, "it did not greet in time")
@@ -317,7 +326,10 @@ class TcpLink:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _SHORTAGE:  # the stranger stays, and would wake the loop again at once
+                self.poller.unsubscribe(self._listener.fileno())
+                self._deaf_since_s = self.now_s()
             return
         strangers = [connection for connection in self._others if connection.to is None]
         if len(strangers) >= STRANGERS_MAX:

@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from penstock.errors import Closed, Invalid, PenstockError, WaitExpired
 from penstock.host import threads
-from penstock.host.clock import SystemClock
+from penstock.host.clock import Clock, SystemClock
 from penstock.host.file_operations import make_dirs, remove_folder
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
@@ -28,6 +28,7 @@ from penstock.log import Log
 from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.manifest import Manifest
 from penstock.partition.extent import highest_lsn
+from penstock.replica.cluster_time import ClusterTime
 from penstock.replica.file_channel import FileClient
 from penstock.replica.identity import member_contexts
 from penstock.replica.masters import HASH, Masters
@@ -51,7 +52,7 @@ logger = logging.getLogger(__name__)
 WATCH_S = 0.5
 RETRY_S = 1.0
 OPEN_S = 30.0
-FULL_S = 30.0  # between two attempts to leave the lead because of a full disk: those of all members may be full
+FULL_S = 30.0  # between two attempts to leave the lead because of a full disk: what others said may be old
 
 
 class Member:
@@ -71,6 +72,7 @@ class Member:
         tokens: Path | None = None,
         lag_segments: int = LAG_SEGMENTS,
         masters: str = HASH,
+        clock: Clock | None = None,
     ) -> None:
         """`serve` is where clients connect over TCP, with `tokens` for their rights.
 
@@ -85,7 +87,8 @@ class Member:
         self.path, self.name = str(path).rstrip("/"), name
         self._serve, self._tokens, self._certificates = serve, tokens, certificates
         self._settings = settings or StoreSettings()
-        self._fs, self._clock, self._random = OsFileSystem(), SystemClock(), system_random()
+        self._fs, self._clock, self._random = OsFileSystem(), clock or SystemClock(), system_random()
+        self._time = ClusterTime(self._clock)
         self._changed = threads.condition("server.member")
         self._store: Store | None = None  # guarded by _changed
         self._role: tuple[object, ...] = ()  # guarded by _changed: of that store
@@ -148,6 +151,7 @@ class Member:
                 files=self._fetched,
                 lag_segments=self._lag_segments,
                 masters=self._masters,
+                time=self._time,
             )
         except BaseException:
             log.close()
@@ -206,6 +210,8 @@ class Member:
         failed = self._store is not None and self._store.is_failed
         if found == role and not failed:
             self._leave_if_full(role)
+            if self._store is not None and not role[0]:
+                self._store.follow_time()
             return role
         self._end_store()
         if not found:
@@ -218,9 +224,10 @@ class Member:
 
     def _leave_if_full(self, role: tuple[object, ...]) -> None:
         """Leave the lead to a member that can take writes, if the disk of this one is full."""
-        now_s = self._clock.monotonic_s()
-        leads_full = role and role[0] and self._store is not None and self._store.is_full
-        if leads_full and len(self._addresses) > 1 and now_s - self._left_s >= FULL_S:
+        now_s, full = self._clock.monotonic_s(), self._store is not None and self._store.is_full
+        self._journal.note_space(full=full)
+        leads_full = full and role and role[0]
+        if leads_full and now_s - self._left_s >= FULL_S and not self._journal.others_are_full:
             logger.warning("member %s leaves the lead: its disk is full", self.name)
             self._left_s = now_s
             self._journal.resign()
@@ -302,7 +309,7 @@ class Member:
     def _begin_store(self, role: tuple[object, ...]) -> None:
         self._led = role[2] if role[0] else self._led
         tenure = self._journal.tenure(role)
-        store = open_store(self.path, settings=self._settings, fs=self._fs, consensus=tenure)
+        store = open_store(self.path, settings=self._settings, fs=self._fs, clock=self._time, consensus=tenure)
         try:
             if self._settings.serve and self._settings.background:
                 Service(store, random=self._random)
@@ -315,6 +322,8 @@ class Member:
         with self._changed:
             self._store, self._role = store, role
             self._changed.notify_all()
+        if role[0]:
+            self._time.lead(store.clock_us)
         self._end_snapshot()
         logger.info("member %s %s in term %d", self.name, "leads" if role[0] else "follows", self._journal.current_term)
 
@@ -322,6 +331,7 @@ class Member:
         with self._changed:
             store, self._store, self._role = self._store, None, ()
             sources = list(self._sources)
+        self._time.lead(None)
         for source in sources:
             source.close()
         if store is not None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from penstock.errors import Closed, Invalid, Poisoned, WaitExpired
 from penstock.host import threads
+from penstock.host.steady_clock import TimeNote
 from penstock.journal.consensus import Consensus
 from penstock.journal.record import Lsn
 from penstock.journal.tracker import MemberAcks
@@ -55,6 +56,9 @@ class MemberJournal(Consensus, Protocol):
 
     def master_of(self, partition: int) -> str:
         """Return the member that is preferred for reads of a partition; empty if there is none."""
+
+    def time_note(self) -> TimeNote | None:
+        """Return the time that a leader's store said last; None if this process has heard none."""
 
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
         """Wait until a record is committed here."""

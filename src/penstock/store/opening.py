@@ -21,10 +21,11 @@ from penstock.host.file_operations import make_dirs
 from penstock.host.files import FileSystem
 from penstock.host.owner_files import owner_file_system
 from penstock.host.randomness import Random
-from penstock.host.steady_clock import read_note
+from penstock.host.steady_clock import REPORT_US, read_note
 from penstock.journal.record import decode
 from penstock.lsm.tasks import job_runners, tree_tasks
 from penstock.manifest.engine import EngineOpener
+from penstock.manifest.keys import ComponentId
 from penstock.manifest.recovery import RecoveredState, recover
 from penstock.partition.extent import highest_lsn
 from penstock.scheduler.metrics import export_scheduler
@@ -97,7 +98,8 @@ class OpenedParts(WiredParts):
                 f"{self.path}/journal", 0, f"it begins at {self._consensus.first}, but the ledger ends at {stored}"
             )
         if self._tenure is not None:  # what is stored here is committed, but this member may not have heard so yet
-            self._tenure.await_committed(highest_lsn(self._manifest), FOLLOW_S)
+            described = recovered.generations.get(ComponentId.TABLES, 0) - 1  # the record of its newest table
+            self._tenure.await_committed(max(highest_lsn(self._manifest), described), FOLLOW_S)
         self._check_keys()  # first: without its table's key, no section can be applied
         self._replayed = self._checkpoint.needed_from() - 1
         for lsn, body in self._consensus.records(self._replayed + 1):
@@ -143,10 +145,22 @@ class OpenedParts(WiredParts):
 
     def _begin_time(self) -> None:
         """Start the clock at the time of the newest record, which the ledger has by now."""
-        note = read_note(self._fs, f"{self.path}/TIME", self.identity)
+        note = None if self._tenure is None else self._tenure.time_note()
+        note = note or read_note(self._fs, f"{self.path}/TIME", self.identity)
         self._clock.begin(self._ledger.tree.time_us, note, trust=self.settings.trust_clock)
         self.readers.begin()
         self._save_time()
+
+    def follow_time(self) -> None:
+        """Set the clock to the leader's time, if it is far from it. Requires: this is the store of a follower."""
+        self._clock.time_us()  # it compares now
+        known = self._tenure is not None and self._tenure.time_note() is not None
+        if known and abs(self._clock.wall_ahead_us) > REPORT_US:
+            self._begin_time()
+
+    def clock_us(self) -> int:
+        """Return the time of this store, also while it is being closed."""
+        return self._clock.time_us()
 
     def _save_time(self) -> None:
         self._clock.save_note(self._fs, f"{self.path}/TIME", self.identity)

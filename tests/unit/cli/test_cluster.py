@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
-from penstock.cli.cluster import read_cluster
+from penstock.cli.cluster import read_cluster, replace
 from penstock.errors import Invalid
+from penstock.replica.identity import member_contexts
+from penstock.testing.members import await_true
 
 COMMAND = [sys.executable, "-m", "penstock", "cluster"]
 CLUSTER = "00" * 16
@@ -33,7 +40,7 @@ def _penstock(*arguments: str, **variables: str) -> subprocess.CompletedProcess[
 
 
 def _two_free_ports() -> int:
-    for port in range(21_000 + os.getpid() % 20_000, 60_000, 2):
+    for port in range(10_000 + os.getpid() % 10_000 * 2, 32_000, 2):  # not of those that the system gives away
         try:
             with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
                 return port
@@ -106,6 +113,28 @@ def _await_status(folder: Path, token: str) -> None:
         assert time.monotonic() < deadline, shown.stdout
 
 
+@pytest.mark.parametrize("descriptors", [8, 14, 18, 22])
+def test_a_member_without_descriptors_waits_or_is_refused(
+    tmp_path: Path, running: list[subprocess.Popen[bytes]], descriptors: int
+) -> None:
+    """gRPC aborts a process in which it cannot begin."""
+    folder, log = str(tmp_path / "demo"), tmp_path / "log"
+    token = _penstock("init", folder, "--member", f"a=127.0.0.1:{_two_free_ports()}").stdout.strip().split("=")[1]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["sh", "-c", f'ulimit -S -n {descriptors}; exec "$@"', "sh"]
+            + [*COMMAND, "run", folder, "a", "--data", str(tmp_path / "a")],
+            stdout=output,
+            stderr=output,
+        )
+    running.append(process)
+    await_true(lambda: process.poll() is not None or b"cannot go on now" in log.read_bytes(), "a refusal")
+    assert process.poll() in (None, 4), log.read_text()
+    if process.poll() is None:  # it goes on when there is room
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
+        await_true(lambda: _penstock("status", folder, "--token", token).returncode == 0, "a member that leads")
+
+
 def test_certificates_of_members(tmp_path: Path) -> None:
     made = _penstock("certs", str(tmp_path / "set"), "--member", "a=127.0.0.1", "--member", "b=db.example")
     assert made.returncode == 0, made.stderr
@@ -150,6 +179,56 @@ def test_a_file_that_no_cluster_has_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.toml").write_text(text)
     with pytest.raises(Invalid, match=r"cluster\.toml is not the file of a cluster"):
         read_cluster(tmp_path)
+
+
+def _replace_in_child(folder: Path, address: str, fatal: int) -> int:
+    """Run `replace` in a child that kills itself before that system call on a file (0: never); return its status."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    calls = itertools.count(1)
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if next(calls) == fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return call
+
+    for name in ("open", "rename", "unlink", "pwrite", "fsync", "fdatasync"):
+        setattr(os, name, counted(getattr(os, name)))
+    status = 1
+    try:
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+            replace(folder, "c", address)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def test_a_replace_that_was_killed_anywhere_is_repeated(tmp_path: Path) -> None:
+    ports = [_two_free_ports() + 10 * number for number in range(3)]
+    members = [f"{name}=127.0.0.1:{port}" for name, port in zip("abc", ports, strict=True)]
+    assert (
+        _penstock("init", str(tmp_path / "demo"), *(word for each in members for word in ("--member", each))).returncode
+        == 0
+    )
+    fatal, killed = 0, True
+    while killed:
+        fatal += 1
+        folder, address = tmp_path / f"demo-{fatal}", f"127.0.0.1:{ports[2] + 10}"
+        shutil.copytree(tmp_path / "demo", folder)
+        killed = os.WIFSIGNALED(_replace_in_child(folder, address, fatal))
+        read_cluster(folder)  # those that run read it all the time
+        for name in "ab":
+            member_contexts(folder / "certificates", name)
+        assert _replace_in_child(folder, address, 0) == 0
+        assert read_cluster(folder).members["c"].clients == address
+        member_contexts(folder / "certificates", "c")  # its certificate is one of its key
+        old = {path.read_bytes() for path in (folder / "certificates").glob("c.*old*")}
+        assert {path.read_bytes() for path in (tmp_path / "demo" / "certificates").glob("c.*")} <= old
+    assert fatal > 10
 
 
 def test_the_policy_of_masters_is_recorded(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from penstock.replica.messages import (
 )
 from penstock.replica.proposal import Proposal
 from penstock.replica.raft import NOTICE_S, Raft
+from penstock.replica.replicated import TICK_S
 from penstock.replica.state import MEMBER, RaftState, StateFile
 from penstock.testing.network import SETTINGS, SimulatedCluster, SimulatedMember
 
@@ -261,6 +262,27 @@ def test_followers_learn_what_is_committed_without_another_write(cluster: _Clust
     raft.tick(0)
     told = {to: message.committed for to, message, *_ in cluster.sent if isinstance(message, Append)}
     assert told == dict.fromkeys(NAMES, raft.log.last)
+
+
+def test_a_leader_does_not_sleep_past_a_notice(
+    cluster: _Cluster, member: SimulatedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round that finds an entry committed, and those after it, wait no longer than until the notice is due."""
+    raft, waits = _elect(cluster, member, "member-2", "member-3"), list[float]()
+    for name in NAMES:
+        raft.connect(name)
+    raft.submit(Proposal([b"x"]))
+    raft.tick(0)
+    for name in NAMES[:2]:
+        _receive(member, name, Appended(raft.term, raft.log.last + 1, success=True, reset=False))
+    monkeypatch.setattr(raft.poller, "poll", waits.append)
+    for _ in range(2):
+        cluster.sent.clear()
+        raft.tick(TICK_S)
+        assert raft.log.committed == raft.log.last
+        assert not cluster.sent  # the notice is not out yet
+    assert len(waits) == 2
+    assert max(waits) <= NOTICE_S < TICK_S
 
 
 def test_a_member_that_cannot_write_lets_others_be_elected_first(cluster: _Cluster, member: SimulatedMember) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
 import ssl
 import struct
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +23,16 @@ from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.host.os_files import OsFileSystem
 from penstock.log import Log, LogSettings
+from penstock.replica import replicated, tcp_link
 from penstock.replica.file_channel import Greeting, pack_greeting
 from penstock.replica.identity import member_contexts
+from penstock.replica.raft import Raft
 from penstock.replica.replicated import Replicated
 from penstock.replica.resolving import Resolver
 from penstock.replica.seams import RaftTimes
 from penstock.replica.state import StateFile
 from penstock.replica.tcp_link import TcpLink
+from penstock.testing.members import free_ports
 
 NAMES = ("a", "b", "c")
 TIMES = RaftTimes(heartbeat_s=0.05, election_s=0.4)
@@ -38,7 +44,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         make_member_certificates(str(folder / "certificates"), dict.fromkeys(NAMES, "127.0.0.1"))
-        self.addresses = {name: ("127.0.0.1", _free_port()) for name in NAMES}
+        self.addresses = {name: ("127.0.0.1", port) for name, port in zip(NAMES, free_ports(len(NAMES)), strict=True)}
         self.members: dict[str, Replicated] = {}
         for name in NAMES:
             self.start(name)
@@ -92,11 +98,6 @@ class Cluster:
     def close(self) -> None:
         for name in list(self.members):
             self.stop(name)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture
@@ -274,3 +275,81 @@ def test_a_connection_that_is_reset_while_it_is_made_leaves_no_socket_open(tmp_p
             context.wrap_socket(plain, server_side=context.protocol == ssl.PROTOCOL_TLS_SERVER)
         with pytest.raises(OSError, match="descriptor"):
             os.fstat(descriptor)
+
+
+def test_a_caller_without_a_descriptor_does_not_keep_the_loop_busy(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection waits in the listener, and would end every wait of the loop at once."""
+    link = cluster.leader()._link
+    assert isinstance(link, TcpLink)
+    listener, refused, subscribed = link._listener, threading.Event(), threading.Event()
+
+    class Short:
+        """A listener of a process without descriptors."""
+
+        def accept(self) -> None:
+            if refused.is_set():
+                subscribed.set()
+            refused.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listener, name)
+
+    with monkeypatch.context() as patch, socket.socket() as stranger:
+        patch.setattr(tcp_link, "RETRY_S", 3_600.0)
+        patch.setattr(link, "_listener", Short())
+        stranger.connect(link.address_of(link.member))
+        assert refused.wait(20)
+        for number in range(20):  # the loop goes round, and does not ask again
+            cluster.write(b"%d" % number)
+        assert not subscribed.is_set()
+        patch.setattr(tcp_link, "RETRY_S", 0.0)
+        assert subscribed.wait(20)
+    cluster.write(b"last")
+
+
+def test_a_start_may_take_longer_than_a_write(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine, or a process that is stopped meanwhile, is no reason to give up."""
+    cluster.write(b"first")
+    cluster.stop("c")
+    attach, waited = TcpLink.attach, threading.Event()
+
+    def slowly(link: TcpLink, raft: Raft) -> None:
+        waited.wait(0.5)
+        attach(link, raft)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replicated, "COMMIT_S", 0.05)
+        patch.setattr(TcpLink, "attach", slowly)
+        cluster.start("c")
+    assert cluster.records("c", 1) == [b"first"]
+
+
+def test_a_failure_right_after_the_start_is_one_of_a_member_that_runs(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the thread that starts it has looked by then must not matter: a full disk ends no process."""
+    cluster.write(b"first")
+    cluster.stop("c")
+
+    tick, spawn = Raft.tick, threads.spawn
+
+    def fail(raft: Raft, wait_s: float) -> None:
+        if "c" not in raft._nodes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        tick(raft, wait_s)
+
+    def spawn_and_look_late(run: Callable[[], None], *, name: str) -> threading.Thread:
+        thread = spawn(run, name=name)
+        thread.join(20)
+        return thread
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threads, "spawn", spawn_and_look_late)
+        patch.setattr(Raft, "tick", fail)
+        member = cluster.start("c")
+    assert member.is_failed
+    member.recover()
+    assert cluster.records("c", 1) == [b"first"]

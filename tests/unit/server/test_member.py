@@ -14,13 +14,15 @@ import pytest
 
 import penstock
 from penstock.cli.certificates import make_member_certificates
-from penstock.errors import CorruptionError, Invalid, Lost, PenstockError, Poisoned
+from penstock.errors import CorruptionError, DiskFull, Invalid, Lost, PenstockError, Poisoned
+from penstock.host.file_operations import make_dirs
 from penstock.host.os_files import OsFileSystem
 from penstock.host.randomness import system_random
 from penstock.replica.replicated import Replicated
 from penstock.replica.seams import RaftTimes
-from penstock.replica.state import StateFile, founding
+from penstock.replica.state import JOINING, StateFile, founding, new_disk
 from penstock.server.member import Member
+from penstock.store.identity import StoreIdentity, write_identity
 from penstock.store.store import Store
 from penstock.testing.members import CLUSTER, LocalCluster, await_true
 
@@ -227,6 +229,35 @@ def test_a_leader_whose_disk_is_full_leaves_the_lead(members: Members, monkeypat
     members.members[other].store().kv("users").put(b"b", b"2", durable=True)
 
 
+def test_the_lead_stays_when_all_disks_are_full(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member leaves the lead only for one that has room."""
+    monkeypatch.setattr("penstock.server.member.FULL_S", 0.0)
+    members.begin("a", "b", "c")
+    leader = members.members[members.leader()]
+    leader.store().kv("users").put(b"a", b"1", durable=True)
+    followers = [member for member in members.members.values() if member is not leader]
+    for member in [*followers, leader]:
+        space = member.store()._space
+        monkeypatch.setattr(space, "claim_reserve", lambda: None)
+        space.release_reserve()
+        if member is followers[1]:
+            await_true(lambda: leader._journal.others_are_full)
+    term, rounds, leave = leader._journal.current_term, list[object](), leader._leave_if_full
+
+    def count(role: tuple[object, ...]) -> None:
+        leave(role)
+        rounds.append(role)
+
+    monkeypatch.setattr(leader, "_leave_if_full", count)
+    await_true(lambda: len(rounds) > 3)
+    assert (leader.is_leader, leader._journal.current_term) == (True, term)
+    with pytest.raises(DiskFull):
+        leader.store().kv("users").put(b"b", b"2", durable=True)
+    followers[0].store()._port.read_only = None  # it has room again
+    (other,) = await_true(lambda: [member for member in followers if member.is_leader])
+    other.store().kv("users").put(b"b", b"2", durable=True)
+
+
 def test_a_disk_belongs_to_one_member_of_one_cluster(members: Members, alone: Member) -> None:
     """With other members, or as another one, it would vote against what it promised."""
     alone.store().kv("users").put(b"a", b"1", durable=True)
@@ -267,6 +298,22 @@ def test_the_last_copy_begins_another_cluster(members: Members) -> None:
     for name in "abc":
         await_true(lambda name=name: members.members[name].committed >= 3)  # type: ignore[misc]
         assert members.members[name].store().kv("users").get(b"a") == b"1"
+
+
+@pytest.mark.parametrize("brought", ["a store", "a copy"])
+def test_a_founder_that_brings_nothing_waits_for_nobody(members: Members, brought: str) -> None:
+    """An empty store, or the empty last copy of a cluster: nothing can be lost, and whoever is elected leads."""
+    path = str(members.folder / "a")
+    make_dirs(OsFileSystem(), path)
+    write_identity(OsFileSystem(), path, StoreIdentity(CLUSTER, CLUSTER))
+    penstock.open(path).close()
+    if brought == "a copy":
+        state = StateFile(OsFileSystem(), f"{path}/raft")
+        state.save(founding(new_disk(system_random(), standing=JOINING), system_random()))
+    members.begin("a", "b", "c")
+    members.members[members.leader()].store().kv("users").put(b"a", b"1", durable=True)
+    for name in "abc":
+        await_true(lambda name=name: members.members[name].committed == 2)  # type: ignore[misc]
 
 
 def test_a_file_in_place_of_the_folder_is_told(members: Members, tmp_path: Path) -> None:
@@ -311,6 +358,21 @@ def test_a_follower_applies_what_its_ledger_had_stored_alone(members: Members) -
     back = members.members[name].store()
     back.wait_for(last.committed, timeout_s=30)
     assert len(list(back.kv("users").scan())) == 23
+
+
+def test_members_that_all_start_again_wait_for_the_tables_that_they_know(
+    members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The manifest describes a table as soon as it is made; the ledger has it when its record is known as committed."""
+    for number in range(3):
+        members.begin("a", "b", "c")
+        leader = members.members[members.leader()]
+        leader.store().kv(f"users{number}").put(b"a", b"1", durable=True)
+        for name in "abc":
+            members.members[name].store().wait_for(leader.committed, timeout_s=30)
+        for name in "abc":
+            members.members.pop(name).close()
+    assert "which is another one in the ledger" not in caplog.text
 
 
 def _fail(*_: object) -> None:
