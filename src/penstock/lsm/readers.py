@@ -1,9 +1,9 @@
 """Readers in other processes, which map files of a snapshot by name, and how long the next open must respect them.
 
 The owner knows a remote reader by its lease, which is lost with the owner. So the manifest records, before a lease is
-granted, the length of the longest one and the time at which the last one will have expired: until then the next open
-deletes no file that an earlier reader may use. The time is the store's, so that an owner that is killed again and again
-does not begin to wait anew each time. When no reader is left, the record is cleared.
+granted or renewed, how long it is and the time at which all of them will have expired: until then the next open deletes
+no file that an earlier reader may use. The time is the store's, so that an owner that is killed again and again does
+not begin to wait anew each time. When leases have ended, the record goes back to those that are left.
 
 A backup is a reader of every file: while it `holds` them, none is removed, whoever wants to.
 
@@ -29,7 +29,9 @@ from penstock.manifest.records import WalStateRecord
 READERS_KEY = WalStateKey(1, 2)  # beside the rows of the ledger and of the journal
 
 
-CLOCK_MARGIN = 1.25  # the store's clock may run faster than a lease does, by a tenth
+CLOCK_MARGIN = 1.15  # the store's clock may run faster than a lease does, by a tenth
+USE_S = 5.0  # a lease is renewed when its use ends, too, and that is recorded a moment later
+SPARE_S = 60.0  # a record lasts longer than the leases by up to this: not each of them is a commit
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +105,7 @@ class ReaderLeases:
 
     @contextmanager
     def granting(self, lease_s: float) -> Iterator[None]:
-        """Record a lease that is granted in a block, at the end of which `forget` can see that it is held."""
+        """Record a lease that is granted in a block, at the end of which `keep` can see that it is held."""
         with self._lock:
             self._granting += 1
         try:
@@ -114,24 +116,44 @@ class ReaderLeases:
                 self._granting -= 1
 
     def expect(self, lease_s: float) -> None:
-        """Record that a lease of this length begins now, or is renewed within the next `grace_s` seconds."""
+        """Record that a lease of this length begins now."""
         with self._lock:
-            needed_us = self._clock.time_us() + int((lease_s * CLOCK_MARGIN + self._grace_s) * 1e6)
-            until_us, longest_s = self._record.until_us or 0, self._record.longest_s
-            if lease_s > longest_s or needed_us > until_us:
-                spare_us = int(max(lease_s, self._grace_s) * 1e6)  # so that not every lease is a commit
-                self._commit(LeaseRecord(max(lease_s, longest_s), max(until_us, needed_us + spare_us)))
+            self._extend(lease_s)
 
-    def forget(self, is_held: Callable[[], bool] = lambda: False, *, after_s: float = 0.0) -> None:
-        """Record that no reader has a lease any more, not even one from before the open, unless one `is_held`.
+    def keep(self, left_s: Callable[[], float], *, after_s: float = 0.0) -> None:
+        """Record how long the leases that are held last at most; 0 if none is held. Earlier readers keep theirs.
 
-        Not within `after_s` seconds of the last record.
+        A record that is too long stays for `after_s` seconds: clients come and go, and each record is a commit.
         """
         with self._lock:
-            if not self.may_be_there() or self._granting or not self._earlier_ended() or is_held():
+            if self._granting or not self.may_be_there():
                 return
-            if self._clock.monotonic_s() - self._committed_s >= after_s:
-                self._commit(LeaseRecord())
+            if lease_s := left_s():
+                self._extend(lease_s)
+            until_us = self._needed_us(lease_s)
+            is_long = (
+                (self._record.until_us or 0) > until_us + int(2 * SPARE_S * 1e6) if lease_s else self._is_extended()
+            )
+            if is_long and self._clock.monotonic_s() - self._committed_s >= after_s:
+                self._commit(LeaseRecord(lease_s, until_us) if lease_s else self._earlier_left())
+
+    def _extend(self, lease_s: float) -> None:
+        record, needed_us = self._record, self._needed_us(lease_s)
+        if lease_s > record.longest_s or needed_us > (record.until_us or 0):
+            self._commit(LeaseRecord(max(lease_s, record.longest_s), needed_us + int(SPARE_S * 1e6)))
+
+    def _needed_us(self, lease_s: float) -> int:
+        """Return the time at which a lease that begins now, and all from before the open, will have expired."""
+        now_us, earlier = self._clock.time_us(), self._earlier_left()
+        if earlier.longest_s and earlier.until_us is None:
+            lease_s = max(lease_s, self._grace_s, earlier.longest_s)
+        return max(earlier.until_us or 0, now_us + int((lease_s * CLOCK_MARGIN + USE_S) * 1e6))
+
+    def _earlier_left(self) -> LeaseRecord:
+        return LeaseRecord() if self._earlier_ended() else self._earlier
+
+    def _is_extended(self) -> bool:
+        return self._record != self._earlier_left()
 
     def _commit(self, record: LeaseRecord) -> None:
         txn = self._manifest.begin_write()
