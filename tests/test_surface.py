@@ -69,6 +69,8 @@ INTERNAL = {
         "collect",
         "confirm_lead",
         "begin_background",
+        "clock_us",
+        "follow_time",
         "view",
         "wait_view",
         *ANY_KIND,

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import pysyncobj.syncobj
@@ -55,6 +56,13 @@ def _journal_of(file: Any) -> Any:
 pysyncobj.syncobj.createJournal = _journal_of
 
 
+class MemberNode(Node):  # type: ignore[misc]  # PySyncObj has no types
+    """A member, to the library, which keeps members in sets: their order must not differ between processes."""
+
+    def __hash__(self) -> int:
+        return crc32(self.id.encode())
+
+
 class GuardedSyncObj(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     """The library's part of a member. Methods named `_SyncObj__…` replace private ones of the library."""
 
@@ -73,9 +81,9 @@ class GuardedSyncObj(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
         self._heard_s = -1e9  # when a leader was heard last
         self._may_cut = False
         self.is_full = False  # set from any thread: its disk has no room for more writes
-        self._nodes = {name: Node(name) for name in others}
+        self._nodes = {name: MemberNode(name) for name in others}
         super().__init__(
-            Node(member),
+            MemberNode(member),
             list(self._nodes.values()),
             conf=SyncObjConf(
                 autoTick=False,

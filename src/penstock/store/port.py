@@ -565,6 +565,8 @@ class LocalPort(LiveReading):
         """Let every table's service do its maintenance."""
         self._services.maintain(self.tables())
 
+    tend = maintain  # its earlier name, in scripts
+
     def close(self) -> None:
         """Close the services; each answers its waiters."""
         self._services.close()

@@ -23,6 +23,7 @@ from penstock.replica.messages import (
 )
 from penstock.replica.proposal import Proposal
 from penstock.replica.raft import NOTICE_S, Raft
+from penstock.replica.raft_log import RaftLog
 from penstock.replica.replicated import TICK_S
 from penstock.replica.state import MEMBER, RaftState, StateFile
 from penstock.testing.network import SETTINGS, SimulatedCluster, SimulatedMember
@@ -152,6 +153,32 @@ def test_a_member_votes_once_in_a_term_even_after_a_crash(cluster: _Cluster, mem
     member.start()
     _receive(member, "member-4", RequestVote(7, 0, 0))
     assert [to for to, message, *_ in cluster.sent if isinstance(message, Vote)] == ["member-3"]
+
+
+class _ForgetfulLog(RaftLog):
+    """Keeps term and vote in memory only."""
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
+        self._term, self._vote = term, votedForNodeId
+
+    def getCurrentTerm(self) -> int:
+        return getattr(self, "_term", 0)
+
+    def getVotedForNodeId(self) -> str | None:
+        return getattr(self, "_vote", None)
+
+
+def test_control_a_vote_in_memory_is_given_twice() -> None:
+    class Cluster(_Cluster):
+        make_log = _ForgetfulLog
+
+    with Cluster() as cluster:
+        member = cluster.members["member-1"]
+        _receive(member, "member-3", RequestVote(7, 0, 0))
+        member.crash("strict")
+        member.start()
+        _receive(member, "member-4", RequestVote(7, 0, 0))
+        assert [to for to, message, *_ in cluster.sent if isinstance(message, Vote)] == ["member-3", "member-4"]
 
 
 def test_no_term_begins_without_support(cluster: _Cluster, member: SimulatedMember) -> None:
