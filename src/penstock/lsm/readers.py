@@ -1,9 +1,11 @@
 """Readers in other processes, which map files of a snapshot by name, and how long the next open must respect them.
 
 The owner knows a remote reader by its lease, which is lost with the owner. So the manifest records, before a lease is
-granted, the length of the longest one and the time at which the last one will have expired: until then the next open
-deletes no file that an earlier reader may use. The time is the store's, so that an owner that is killed again and again
-does not begin to wait anew each time. When no reader is left, the record is cleared.
+granted, the length of the longest one and when the last one will have expired: until then the next open deletes no file
+that an earlier reader may use. That is a moment, so that an owner that is killed again and again does not begin to wait
+anew each time. Within one boot it is one of the monotonic clock, which leases are counted by, too: the store's time may
+step at an open (a missing note, `trust_clock`, a leader that knows better). After another boot it is the store's time.
+When no reader is left, the record is cleared.
 
 A backup is a reader of every file: while it `holds` them, none is removed, whoever wants to.
 
@@ -19,7 +21,7 @@ from contextlib import contextmanager
 import msgspec
 
 from penstock.host import threads
-from penstock.host.clock import Clock
+from penstock.host.clock import UNKNOWN_BOOT, Clock
 from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
 from penstock.manifest.keys import WalStateKey
@@ -37,6 +39,8 @@ class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
 
     longest_s: float = 0.0  # 0: no reader ever got file names, or none has them any more
     until_us: int | None = None  # by the store's clock: every lease will have expired
+    until_s: float = 0.0  # the same, by the monotonic clock of `boot_id`
+    boot_id: bytes = UNKNOWN_BOOT
 
 
 class ReaderLeases:
@@ -50,11 +54,19 @@ class ReaderLeases:
         self._lock = threads.lock("lsm.readers")
         self._record = LeaseRecord() if row is None else _decode(row.detail)  # replaced under _lock
         self._earlier = self._record  # leases from before the open
-        self._opened_s = self._committed_s = clock.monotonic_s()
+        self._boot_id = clock.boot_id()
+        self._committed_s = clock.monotonic_s()
+        self._earlier_until_s = self._last_expiry_s(self._committed_s)
         self._has_time = False  # before the store's clock has begun, it is the wall clock
         self._granting = 0  # guarded by _lock: leases that are recorded and not yet held
         self.holders = 0  # guarded by _lock: backups that copy files
         self._left: list[str] = []  # guarded by _lock: files to remove when nothing holds them
+
+    def _last_expiry_s(self, opened_s: float) -> float:
+        """Return when all of the longest lease has passed since the open, or the time of the record has come."""
+        record = self._earlier
+        until_s = opened_s + max(self._grace_s, record.longest_s) if record.longest_s else 0.0
+        return min(until_s, record.until_s) if record.boot_id == self._boot_id != UNKNOWN_BOOT else until_s
 
     def begin(self) -> None:
         """Trust the clock from now on. Requires: it is the store's."""
@@ -65,13 +77,12 @@ class ReaderLeases:
         return not self.holders and self._earlier_ended()
 
     def _earlier_ended(self) -> bool:
-        """Whether every lease from before the open has expired: its time has come, or all of it has passed since."""
-        longest_s, until_us = self._earlier.longest_s, self._earlier.until_us
-        if not longest_s:
+        """Whether every lease from before the open has expired."""
+        if self._clock.monotonic_s() >= self._earlier_until_s:
             return True
-        if self._has_time and until_us is not None and self._clock.time_us() >= until_us:
-            return True
-        return self._clock.monotonic_s() >= self._opened_s + max(self._grace_s, longest_s)
+        until_us, boots = self._earlier.until_us, {self._earlier.boot_id, self._boot_id}
+        rebooted = len(boots) == 2 and UNKNOWN_BOOT not in boots
+        return rebooted and self._has_time and until_us is not None and self._clock.time_us() >= until_us
 
     @contextmanager
     def holding(self, fs: FileSystem) -> Iterator[None]:
@@ -116,11 +127,15 @@ class ReaderLeases:
     def expect(self, lease_s: float) -> None:
         """Record that a lease of this length begins now, or is renewed within the next `grace_s` seconds."""
         with self._lock:
-            needed_us = self._clock.time_us() + int((lease_s * CLOCK_MARGIN + self._grace_s) * 1e6)
-            until_us, longest_s = self._record.until_us or 0, self._record.longest_s
-            if lease_s > longest_s or needed_us > until_us:
-                spare_us = int(max(lease_s, self._grace_s) * 1e6)  # so that not every lease is a commit
-                self._commit(LeaseRecord(max(lease_s, longest_s), max(until_us, needed_us + spare_us)))
+            record, now_s = self._record, self._clock.monotonic_s()
+            needed_s = now_s + lease_s + self._grace_s
+            known_s = record.until_s if record.boot_id == self._boot_id else 0.0
+            if lease_s > record.longest_s or needed_s > known_s:
+                spare_s = max(lease_s, self._grace_s)  # so that not every lease is a commit
+                until_s = max(needed_s + spare_s, known_s, self._earlier_until_s)
+                until_us = self._clock.time_us() + int((until_s - now_s) * CLOCK_MARGIN * 1e6)
+                longest_s = max(lease_s, record.longest_s)
+                self._commit(LeaseRecord(longest_s, max(until_us, record.until_us or 0), until_s, self._boot_id))
 
     def forget(self, is_held: Callable[[], bool] = lambda: False, *, after_s: float = 0.0) -> None:
         """Record that no reader has a lease any more, not even one from before the open, unless one `is_held`.

@@ -230,3 +230,70 @@ def test_a_replaced_file_that_is_read_stays() -> None:
         assert dict(snapshot.scan()) == {b"0": b"v", b"1": b"v"}
     del snapshot
     assert place.collector.collect() == 4
+
+
+@pytest.mark.parametrize("how", ["no note", "a damaged note", "a trusted clock"])
+def test_time_that_steps_at_an_opening_takes_no_files_from_readers(how: str) -> None:
+    disk, clock, lease_s = SimulatedDisk(), FakeClock(), 300.0
+    clock.advance(10_000.0)  # the machine has run for a while
+    with open_simulated(disk, clock, SMALL) as store:
+        store.queue("q").put(b"1", durable=True)
+        store.readers.expect(lease_s)
+        store._save_time()
+    if how == "no note":
+        disk.unlink("/store/TIME")
+    elif how == "a damaged note":
+        disk.open("/store/TIME", write=True).pwrite(b"?", 3)
+    clock.jump(10**6)
+    with open_simulated(disk, clock, replace(SMALL, trust_clock=how == "a trusted clock")) as store:
+        assert store._clock.time_us() > clock.time_us() - 10**6, "it stepped"
+        assert not store.readers.may_remove()
+        clock.advance(lease_s)
+        assert store.readers.may_remove()
+
+
+@pytest.mark.parametrize("is_set", ["by its first tick", "by a leader"])
+def test_time_that_steps_while_a_store_is_open_takes_no_files_from_readers(is_set: str) -> None:
+    """A clock that was never set takes the first later wall clock; a follower takes its leader's time."""
+    years_s = 55 * 365 * 86_400
+    disk, clock, lease_s = SimulatedDisk(), FakeClock(time_us=10**9), 300.0
+    with open_simulated(disk, clock, SMALL) as store:
+        store.queue("q").put(b"1", durable=True)
+        store.readers.expect(lease_s)
+    for _ in range(2):  # killed soon after the step, too
+        with open_simulated(disk, clock, SMALL) as store:
+            clock.advance(2.0)
+            if clock.time_us() < years_s * 10**6:
+                clock.jump(years_s)
+            if is_set == "by a leader":
+                store._clock.begin(clock.time_us(), None)
+            clock.advance(2.0)
+            assert store._clock.time_us() >= years_s * 10**6
+            assert not store.readers.may_remove()
+
+
+def test_a_lease_of_an_older_version_is_not_cut_short_by_one_of_this() -> None:
+    disk, clock = SimulatedDisk(), FakeClock()
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers._commit(LeaseRecord(7_200.0))  # when it ends, nobody wrote down
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers.expect(1.0)
+    clock.advance(3_600.0)
+    with open_simulated(disk, clock, SMALL) as store:
+        assert not store.readers.may_remove()
+        clock.advance(3_600.0)
+        assert store.readers.may_remove()
+
+
+def test_after_another_boot_the_time_of_the_record_counts() -> None:
+    disk, clock, lease_s = SimulatedDisk(), FakeClock(), 300.0
+    with open_simulated(disk, clock, SMALL) as store:
+        store.queue("q").put(b"1", durable=True)
+        store.readers.expect(lease_s)
+    for _ in range(20):  # it is started more often than a lease lasts
+        clock.reboot(off_s=50.0)
+        with open_simulated(disk, clock, SMALL) as store:
+            clock.advance(50.0)
+            if store.readers.may_remove():
+                return
+    pytest.fail("it began to wait anew after each start")
