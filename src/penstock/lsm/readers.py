@@ -53,6 +53,7 @@ class ReaderLeases:
         self._grace_s = grace_s
         self._lock = threads.lock("lsm.readers")
         self._record = LeaseRecord() if row is None else _decode(row.detail)  # replaced under _lock
+        self._is_sure = True  # guarded by _lock: the manifest has this record, and no commit of another has failed
         self._earlier = self._record  # leases from before the open
         self._boot_id = clock.boot_id()
         self._committed_s = clock.monotonic_s()
@@ -130,7 +131,7 @@ class ReaderLeases:
             record, now_s = self._record, self._clock.monotonic_s()
             needed_s = now_s + lease_s + self._grace_s
             known_s = record.until_s if record.boot_id == self._boot_id else 0.0
-            if lease_s > record.longest_s or needed_s > known_s:
+            if lease_s > record.longest_s or needed_s > known_s or not self._is_sure:
                 spare_s = max(lease_s, self._grace_s)  # so that not every lease is a commit
                 until_s = max(needed_s + spare_s, known_s, self._earlier_until_s)
                 until_us = self._clock.time_us() + int((until_s - now_s) * CLOCK_MARGIN * 1e6)
@@ -149,10 +150,11 @@ class ReaderLeases:
                 self._commit(LeaseRecord())
 
     def _commit(self, record: LeaseRecord) -> None:
+        self._is_sure = False  # a commit that fails may have happened, or happen later
         txn = self._manifest.begin_write()
         txn.put_wal_state(READERS_KEY, WalStateRecord(detail=msgspec.msgpack.encode(record)))
         txn.commit()
-        self._record, self._committed_s = record, self._clock.monotonic_s()
+        self._record, self._committed_s, self._is_sure = record, self._clock.monotonic_s(), True
 
 
 def _decode(detail: bytes) -> LeaseRecord:

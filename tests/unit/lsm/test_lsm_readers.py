@@ -13,8 +13,10 @@ from tree_place import Place
 from tree_place import Write as WriteToTree
 
 import penstock
+from penstock.errors import WaitExpired
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.readers import LeaseRecord, _decode
+from penstock.manifest.manifest import CommitReceipt, ManifestTxn
 from penstock.queue.chain import QueueSettings
 from penstock.queue.qmft import data_files
 from penstock.server import gateway, service
@@ -283,6 +285,22 @@ def test_a_lease_of_an_older_version_is_not_cut_short_by_one_of_this() -> None:
         assert not store.readers.may_remove()
         clock.advance(3_600.0)
         assert store.readers.may_remove()
+
+
+def test_a_lease_is_recorded_again_if_its_removal_may_have_been_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit_late(txn: ManifestTxn, timeout_s: float = 0.0) -> CommitReceipt:
+        commit(txn)
+        raise WaitExpired("the disk was slow")
+
+    disk, clock, commit = SimulatedDisk(), FakeClock(), ManifestTxn.commit
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers.expect(300.0)
+        with monkeypatch.context() as slow, pytest.raises(WaitExpired):
+            slow.setattr(ManifestTxn, "commit", commit_late)
+            store.readers.forget()
+        store.readers.expect(200.0)
+    with open_simulated(disk, clock, SMALL) as store:
+        assert not store.readers.may_remove()
 
 
 def test_after_another_boot_the_time_of_the_record_counts() -> None:
