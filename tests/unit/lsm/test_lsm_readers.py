@@ -16,7 +16,8 @@ import penstock
 from penstock.errors import WaitExpired
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.readers import LeaseRecord, _decode
-from penstock.manifest.manifest import CommitReceipt, ManifestTxn
+from penstock.manifest.manifest import ManifestTxn
+from penstock.manifest.operations import CommitReceipt
 from penstock.queue.chain import QueueSettings
 from penstock.queue.qmft import data_files
 from penstock.server import gateway, service
