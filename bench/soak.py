@@ -35,7 +35,7 @@ from bench.harness import Figure, folder, sized, tell
 from penstock.errors import Closed, LeaseLost, RetryLater
 
 MINUTES = float(os.environ.get("MINUTES", sized("60", "2")))
-RESTART_S = float(os.environ.get("SOAK_RESTART_S", sized("180", "30")))
+RESTART_S = float(os.environ.get("SOAK_RESTART_S", sized("360", "30")))  # longer than the lease of a query of Spark
 WITH_SPARK = os.environ.get("SPARK", "") not in ("", "0")
 SAMPLE_S = 2.0
 ANSWER_S = 180.0  # however busy the machine is

@@ -578,7 +578,9 @@ def test_an_object_is_not_deleted_while_a_reader_from_before_the_opening_may_rea
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
-    monkeypatch.setattr(ReaderLeases, "forget", lambda self: None)  # as after a kill: its readers have their leases
+    monkeypatch.setattr(
+        ReaderLeases, "keep", lambda self, left_s, after_s=0.0: None
+    )  # as after a kill: its readers have their leases
     with place.open(clock=clock) as store:
         place.fill(store)
         store.archive()

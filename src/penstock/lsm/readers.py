@@ -1,11 +1,11 @@
 """Readers in other processes, which map files of a snapshot by name, and how long the next open must respect them.
 
 The owner knows a remote reader by its lease, which is lost with the owner. So the manifest records, before a lease is
-granted, the length of the longest one and when the last one will have expired: until then the next open deletes no file
-that an earlier reader may use. That is a moment, so that an owner that is killed again and again does not begin to wait
-anew each time. Within one boot it is one of the monotonic clock, which leases are counted by, too: the store's time may
-step at an open (a missing note, `trust_clock`, a leader that knows better). After another boot it is the store's time.
-When no reader is left, the record is cleared.
+granted or renewed, how long it is and when all of them will have expired: until then the next open deletes no file that
+an earlier reader may use. That is a moment, so that an owner that is killed again and again does not begin to wait anew
+each time. Within one boot it is one of the monotonic clock, by which leases are counted, too: the store's time may step
+(without its note, by `trust_clock`, to that of a leader). After another boot it is one of the store's time. When leases
+have ended, the record goes back to those that are left.
 
 A backup is a reader of every file: while it `holds` them, none is removed, whoever wants to.
 
@@ -31,7 +31,9 @@ from penstock.manifest.records import WalStateRecord
 READERS_KEY = WalStateKey(1, 2)  # beside the rows of the ledger and of the journal
 
 
-CLOCK_MARGIN = 1.25  # the store's clock may run faster than a lease does, by a tenth
+CLOCK_MARGIN = 1.15  # the store's clock may run faster than a lease does, by a tenth
+USE_S = 5.0  # a lease is renewed when its use ends, too, and that is recorded a moment later
+SPARE_S = 60.0  # a record lasts longer than the leases by up to this: not each of them is a commit
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -54,9 +56,9 @@ class ReaderLeases:
         self._lock = threads.lock("lsm.readers")
         self._record = LeaseRecord() if row is None else _decode(row.detail)  # replaced under _lock
         self._is_sure = True  # guarded by _lock: the manifest has this record, and no commit of another has failed
-        self._earlier = self._record  # leases from before the open
         self._boot_id = clock.boot_id()
         self._committed_s = clock.monotonic_s()
+        self._earlier = self._record  # leases from before the open
         self._earlier_until_s = self._last_expiry_s(self._committed_s)
         self._has_time = False  # before the store's clock has begun, it is the wall clock
         self._granting = 0  # guarded by _lock: leases that are recorded and not yet held
@@ -64,7 +66,7 @@ class ReaderLeases:
         self._left: list[str] = []  # guarded by _lock: files to remove when nothing holds them
 
     def _last_expiry_s(self, opened_s: float) -> float:
-        """Return when all of the longest lease has passed since the open, or the time of the record has come."""
+        """Return when all of the longest lease has passed since the open, or the moment of the record has come."""
         record = self._earlier
         until_s = opened_s + max(self._grace_s, record.longest_s) if record.longest_s else 0.0
         return min(until_s, record.until_s) if record.boot_id == self._boot_id != UNKNOWN_BOOT else until_s
@@ -115,7 +117,7 @@ class ReaderLeases:
 
     @contextmanager
     def granting(self, lease_s: float) -> Iterator[None]:
-        """Record a lease that is granted in a block, at the end of which `forget` can see that it is held."""
+        """Record a lease that is granted in a block, at the end of which `keep` can see that it is held."""
         with self._lock:
             self._granting += 1
         try:
@@ -126,28 +128,45 @@ class ReaderLeases:
                 self._granting -= 1
 
     def expect(self, lease_s: float) -> None:
-        """Record that a lease of this length begins now, or is renewed within the next `grace_s` seconds."""
+        """Record that a lease of this length begins now."""
         with self._lock:
-            record, now_s = self._record, self._clock.monotonic_s()
-            needed_s = now_s + lease_s + self._grace_s
-            known_s = record.until_s if record.boot_id == self._boot_id else 0.0
-            if lease_s > record.longest_s or needed_s > known_s or not self._is_sure:
-                spare_s = max(lease_s, self._grace_s)  # so that not every lease is a commit
-                until_s = max(needed_s + spare_s, known_s, self._earlier_until_s)
-                until_us = self._clock.time_us() + int((until_s - now_s) * CLOCK_MARGIN * 1e6)
-                longest_s = max(lease_s, record.longest_s)
-                self._commit(LeaseRecord(longest_s, max(until_us, record.until_us or 0), until_s, self._boot_id))
+            self._extend(lease_s)
 
-    def forget(self, is_held: Callable[[], bool] = lambda: False, *, after_s: float = 0.0) -> None:
-        """Record that no reader has a lease any more, not even one from before the open, unless one `is_held`.
+    def keep(self, left_s: Callable[[], float], *, after_s: float = 0.0) -> None:
+        """Record how long the leases that are held last at most; 0 if none is held. Earlier readers keep theirs.
 
-        Not within `after_s` seconds of the last record.
+        A record that is too long stays for `after_s` seconds: clients come and go, and each record is a commit.
         """
         with self._lock:
-            if not self.may_be_there() or self._granting or not self._earlier_ended() or is_held():
+            if self._granting or not self.may_be_there():
                 return
-            if self._clock.monotonic_s() - self._committed_s >= after_s:
-                self._commit(LeaseRecord())
+            if lease_s := left_s():
+                self._extend(lease_s)
+            until_s = self._needed_s(lease_s)
+            is_long = self._record.until_s > until_s + 2 * SPARE_S if lease_s else self._is_extended()
+            if is_long and self._clock.monotonic_s() - self._committed_s >= after_s:
+                self._commit(self._lasting(lease_s, until_s) if lease_s else self._earlier_left())
+
+    def _extend(self, lease_s: float) -> None:
+        record, needed_s = self._record, self._needed_s(lease_s)
+        known_s = record.until_s if record.boot_id == self._boot_id else 0.0
+        if lease_s > record.longest_s or needed_s > known_s or not self._is_sure:
+            self._commit(self._lasting(max(lease_s, record.longest_s), max(known_s, needed_s + SPARE_S)))
+
+    def _needed_s(self, lease_s: float) -> float:
+        """Return when a lease that begins now, and all from before the open, will have expired."""
+        until_s = self._clock.monotonic_s() + lease_s + USE_S
+        return until_s if self._earlier_ended() else max(until_s, self._earlier_until_s)
+
+    def _lasting(self, longest_s: float, until_s: float) -> LeaseRecord:
+        until_us = self._clock.time_us() + int((until_s - self._clock.monotonic_s()) * CLOCK_MARGIN * 1e6)
+        return LeaseRecord(max(longest_s, self._earlier_left().longest_s), until_us, until_s, self._boot_id)
+
+    def _earlier_left(self) -> LeaseRecord:
+        return LeaseRecord() if self._earlier_ended() else self._earlier
+
+    def _is_extended(self) -> bool:
+        return self._record != self._earlier_left()
 
     def _commit(self, record: LeaseRecord) -> None:
         self._is_sure = False  # a commit that fails may have happened, or happen later

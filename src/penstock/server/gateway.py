@@ -113,6 +113,7 @@ class Gateway:
             count_max=SNAPSHOTS_MAX,
             each_max=SNAPSHOTS_EACH_MAX,
             own=SNAPSHOTS_OWN,
+            renew=store.readers.expect,
         )
         self._scans: LeasedObjects[PagedScan] = LeasedObjects(
             PagedScan.close,
@@ -239,12 +240,8 @@ class Gateway:
         """Close scans and snapshots whose lease has expired, and record whether any is left. Called periodically."""
         self._scans.sweep()
         self._snapshots.sweep()
-        readers, lease_s = self._store.readers, self._snapshots.longest_lease_s()
         with suppress(PenstockError):  # it is recorded at the next call
-            if lease_s:
-                readers.expect(lease_s)  # use renews leases
-            else:
-                readers.forget(lambda: len(self._snapshots) > 0, after_s=FORGET_S)
+            self._store.readers.keep(self._snapshots.longest_left_s, after_s=FORGET_S)
 
     def idle_s(self) -> float:
         """Return for how many seconds no client has sent a request or held anything."""
@@ -267,9 +264,8 @@ class Gateway:
     def close(self) -> None:
         """Refuse all requests from now on, and close all scans and snapshots."""
         self._work.close()
-        if not len(self._snapshots):
-            with suppress(PenstockError):  # then the next opening keeps their files for a while
-                self._store.readers.forget()
+        with suppress(PenstockError):  # then the next opening keeps their files for longer
+            self._store.readers.keep(self._snapshots.longest_left_s)
         self._scans.close_all()
         self._snapshots.close_all()
         self._queries.close()

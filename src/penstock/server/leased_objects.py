@@ -44,7 +44,9 @@ class LeasedObjects(Generic[T]):
         each_max: int,
         own: int = 0,
         users_max: int | None = None,
+        renew: Callable[[float], object] = lambda lease_s: None,
     ) -> None:
+        """`renew` is called before a lease is renewed by use, with its length; if it raises, the use is refused."""
         self._close = close
         self._what = what
         self._clock = clock
@@ -52,6 +54,7 @@ class LeasedObjects(Generic[T]):
         self._each_max = each_max
         self._own = own
         self._users_max = users_max
+        self._renew = renew
         self._lock = threads.lock("server.held")
         self._entries: dict[str, _LeasedObject[T]] = {}  # guarded by _lock
 
@@ -64,10 +67,12 @@ class LeasedObjects(Generic[T]):
         with self._lock:
             return sum(measure(entry.value) for entry in self._entries.values())
 
-    def longest_lease_s(self) -> float:
-        """Return the length of the longest lease; 0 if no object is held."""
+    def longest_left_s(self) -> float:
+        """Return for how many seconds the last lease is valid, if nothing is used again; 0 if nothing is held."""
+        now_s = self._clock.monotonic_s()
         with self._lock:
-            return max((entry.lease_s for entry in self._entries.values()), default=0.0)
+            ends_s = [(now_s if entry.users else entry.used_s) + entry.lease_s for entry in self._entries.values()]
+        return max([0.0, *(end_s - now_s for end_s in ends_s)])
 
     def __contains__(self, name: str) -> bool:
         with self._lock:
@@ -123,8 +128,8 @@ class LeasedObjects(Generic[T]):
             if self._users_max is not None and entry.users >= self._users_max:
                 raise Invalid(f"a {self._what} is read by one at a time")
             entry.users += 1
-            entry.used_s = self._clock.monotonic_s()
         try:
+            self._renew(entry.lease_s)
             yield entry.value
         finally:
             with self._lock:

@@ -137,28 +137,59 @@ def test_a_snapshot_that_was_closed_leaves_nothing_to_wait_for_after_a_kill(
 
 def test_a_lease_that_is_being_granted_is_not_forgotten() -> None:
     with open_simulated(SimulatedDisk(), FakeClock(), SMALL) as store:
-        readers, held = store.readers, [1]
+        readers = store.readers
         with readers.granting(500.0):
-            readers.forget()
+            readers.keep(lambda: 0.0)
             assert readers.may_be_there()
-        readers.forget(lambda: bool(held))
+        readers.keep(lambda: 400.0)
         assert readers.may_be_there()
-        held.clear()
-        readers.forget(after_s=10.0)
+        readers.keep(lambda: 0.0, after_s=10.0)
         assert readers.may_be_there(), "each client that comes and goes is two commits"
-        readers.forget(lambda: bool(held))
+        readers.keep(lambda: 0.0)
         assert not readers.may_be_there()
 
 
-def test_a_lease_that_is_renewed_stays_recorded() -> None:
-    clock = FakeClock()
-    with open_simulated(SimulatedDisk(), clock, SMALL) as store:
-        for _ in range(20):  # as maintenance does while a snapshot is used
-            store.readers.expect(300.0)
-            until_us = store.readers._record.until_us
-            assert until_us is not None
-            assert until_us >= store._clock.time_us() + 300 * 10**6
-            clock.advance(60)
+def test_a_lease_that_is_used_stays_recorded(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "store") as store, penstock.connect(tmp_path / "store") as client:
+        store.kv("t").put(b"k", b"v", durable=True)
+        with client.snapshot(lease_s=500.0) as snapshot:
+            store.readers.keep(lambda: 1.0)  # as if it were about to expire
+            assert _left_s(store) < 400
+            assert snapshot.kv("t").get(b"k") == b"v"
+            assert _left_s(store) > 500
+
+
+def test_what_later_readers_have_does_not_delay_the_end_of_earlier_ones() -> None:
+    """Only if one has a lease at the moment of the kill."""
+    disk, clock = SimulatedDisk(), FakeClock()
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers.expect(300.0)
+        until_us = store.readers._record.until_us
+    for _ in range(5):
+        with open_simulated(disk, clock, SMALL) as store:
+            with store.readers.granting(86_400.0):
+                pass
+            store.readers.keep(lambda: 0.0)
+            assert store.readers._record.until_us == until_us
+            clock.advance(50)
+    clock.advance(200)
+    with open_simulated(disk, clock, SMALL) as store:
+        assert store.readers.may_remove()
+        store.readers.keep(lambda: 0.0)
+        assert not store.readers.may_be_there()
+
+
+def test_a_long_lease_that_ended_leaves_the_shorter_ones() -> None:
+    with open_simulated(SimulatedDisk(), FakeClock(), SMALL) as store:
+        store.readers.expect(86_400.0)
+        store.readers.keep(lambda: 300.0)
+        assert 300 < _left_s(store) < 500
+
+
+def _left_s(store: Store) -> float:
+    until_us = store.readers._record.until_us
+    assert until_us is not None
+    return (until_us - store._clock.time_us()) / 1e6
 
 
 def test_a_record_of_an_older_version_is_a_length() -> None:
@@ -284,7 +315,7 @@ def test_a_lease_of_an_older_version_is_not_cut_short_by_one_of_this() -> None:
     clock.advance(3_600.0)
     with open_simulated(disk, clock, SMALL) as store:
         assert not store.readers.may_remove()
-        clock.advance(3_600.0)
+        clock.advance(4_000.0)
         assert store.readers.may_remove()
 
 
@@ -298,10 +329,24 @@ def test_a_lease_is_recorded_again_if_its_removal_may_have_been_committed(monkey
         store.readers.expect(300.0)
         with monkeypatch.context() as slow, pytest.raises(WaitExpired):
             slow.setattr(ManifestTxn, "commit", commit_late)
-            store.readers.forget()
+            store.readers.keep(lambda: 0.0)
         store.readers.expect(200.0)
     with open_simulated(disk, clock, SMALL) as store:
         assert not store.readers.may_remove()
+
+
+def test_a_record_that_becomes_shorter_still_has_the_leases_of_before_the_opening() -> None:
+    disk, clock = SimulatedDisk(), FakeClock()
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers.expect(7_200.0)
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers.expect(36_000.0)  # longer than those, and given back early
+        store.readers.keep(lambda: 10.0)
+    with open_simulated(disk, clock, SMALL) as store:
+        clock.advance(3_600.0)
+        assert not store.readers.may_remove()
+        clock.advance(4_000.0)
+        assert store.readers.may_remove()
 
 
 def test_after_another_boot_the_time_of_the_record_counts() -> None:
