@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from tree_place import Place
 from tree_place import Write as WriteToTree
 
 import penstock
-from penstock.errors import WaitExpired
+from penstock.errors import Closed, WaitExpired
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.readers import LeaseRecord, _decode
 from penstock.manifest.manifest import ManifestTxn
@@ -21,6 +23,7 @@ from penstock.manifest.operations import CommitReceipt
 from penstock.queue.chain import QueueSettings
 from penstock.queue.qmft import data_files
 from penstock.server import gateway, service
+from penstock.server.leased_objects import LeasedObjects
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
@@ -361,3 +364,64 @@ def test_after_another_boot_the_time_of_the_record_counts() -> None:
             if store.readers.may_remove():
                 return
     pytest.fail("it began to wait anew after each start")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_reader_of_before_loses_its_files_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners are killed, clocks are set, notes are lost, commits fail, and the machine sleeps or is started anew."""
+    chance, disk, clock = random.Random(seed), SimulatedDisk(), FakeClock()
+    commit, failing = ManifestTxn.commit, False
+
+    def commit_or_fail(txn: ManifestTxn, timeout_s: float = 0.0) -> CommitReceipt:
+        fails = failing and chance.random() < 0.3
+        if fails and chance.random() < 0.5:
+            raise WaitExpired("it did not happen")
+        receipt = commit(txn)
+        if fails:
+            raise WaitExpired("it happened late")
+        return receipt
+
+    monkeypatch.setattr(ManifestTxn, "commit", commit_or_fail)
+    earlier_s, ended = 0.0, 0  # when the last lease of earlier owners ends
+    for life in range(40):
+        trust = chance.random() < 0.1
+        with open_simulated(disk, clock, replace(SMALL, trust_clock=trust)) as store:
+            held: LeasedObjects[int] = LeasedObjects(
+                lambda _: None, what="snapshot", clock=clock, count_max=9, each_max=9, renew=store.readers.expect
+            )
+            known_s: dict[str, float] = {}  # by name, until when its reader may use files
+            failing = True
+            for step in range(chance.randrange(1, 30)):
+                name, lease_s = f"{life}.{step}", chance.choice([0.001, 1.0, 60.0, 300.0, 86_400.0])
+                act = chance.choice(["grant", "use", "use", "close", "keep", "keep", "wait", "wait", "jump"])
+                if act == "grant" and len(held) < 9:
+                    with suppress(WaitExpired), store.readers.granting(lease_s):
+                        held.add(name, 0, client="a", lease_s=lease_s)
+                        known_s[name] = clock.monotonic_s() + lease_s
+                elif act == "use" and known_s:
+                    name = chance.choice(list(known_s))
+                    with suppress(WaitExpired, Closed), held.use(name):
+                        known_s[name] = clock.monotonic_s() + held._entries[name].lease_s
+                elif act == "close" and known_s:
+                    name = chance.choice(list(known_s))
+                    held.close(name, "a")
+                    del known_s[name]
+                elif act == "keep":
+                    held.sweep()
+                    with suppress(WaitExpired):
+                        store.readers.keep(held.longest_left_s, after_s=chance.choice([0.0, 10.0]))
+                elif act == "wait":
+                    clock.advance(chance.choice([0.1, 1.0, 30.0, 400.0]))
+                else:
+                    clock.jump(chance.choice([-(10**6), -60.0, 60.0, 10**6]))
+                assert not (store.readers.may_remove() and clock.monotonic_s() < earlier_s), (life, step, act)
+                ended += store.readers.may_remove()
+            failing = False
+            store._save_time()
+        earlier_s = max([earlier_s, *known_s.values()])
+        if chance.random() < 0.2 and disk.exists("/store/TIME"):
+            disk.unlink("/store/TIME")
+        if chance.random() < 0.1:
+            clock.reboot(off_s=60.0)
+            earlier_s = 0.0  # no reader is left
+    assert ended
