@@ -68,6 +68,8 @@ INTERNAL = {
         "open",
         "collect",
         "confirm_lead",
+        "follow_time",
+        "clock_us",
         "begin_background",
         "clock_us",
         "follow_time",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from penstock import aio
 from penstock.aio.bridge import THREADS_MAX, WAITING_MAX
 from penstock.client.connection import Connection
 from penstock.errors import Closed, Invalid, NotFound, WaitExpired
+from penstock.partition.ledger import TableInfo
 from penstock.store.tables import StoreSnapshot
+from penstock.store.views import StoreView
 
 Scenario = Callable[[aio.AsyncStore], Coroutine[Any, Any, None]]
 
@@ -379,6 +381,49 @@ def test_many_that_wait_for_others_leave_threads_for_writes(run: Callable[[Scena
         with pytest.raises(Invalid):
             await store.wait_for(1, timeout_s=float("nan"))
         assert await store.wait_for(view.lsn, timeout_s=0) >= view.lsn
+
+    run(scenario)
+
+
+def test_a_wait_of_several_steps_is_for_the_same_tables_to_the_end(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        await store.kv("users")
+        asked: list[list[str]] = []
+
+        def wait_for(lsn: int, tables: Sequence[TableInfo], timeout_s: float) -> int:
+            asked.append([info.name for info in tables])
+            raise WaitExpired("a table is late")
+
+        store._sync._port.wait_for = wait_for  # type: ignore[method-assign]
+        with pytest.raises(WaitExpired):
+            await store.wait_for(1, tables=iter(["users"]), timeout_s=0.01)
+        assert len(asked) > 1
+        assert asked == [["users"]] * len(asked)
+
+    run(scenario)
+
+
+def test_a_view_that_comes_when_its_wait_is_cancelled_is_not_lost(run: Callable[[Scenario], None]) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        users, views = await store.kv("users"), await store.subscribe()
+        begun, comes = threading.Event(), threading.Event()
+        wait = views._sync._wait
+
+        def wait_slowly(after: int, timeout_s: float) -> StoreView:
+            begun.set()
+            assert comes.wait(30)
+            return wait(after, timeout_s)
+
+        views._sync._wait = wait_slowly
+        waiting = asyncio.create_task(views.wait_newer(timeout_s=50))
+        await asyncio.to_thread(begun.wait, 30)
+        epoch = await users.put(b"ada", b"1", durable=True)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        comes.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await views.wait_newer(timeout_s=0.5)).applied_epoch >= epoch
 
     run(scenario)
 

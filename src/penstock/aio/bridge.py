@@ -131,21 +131,28 @@ def awaited(
 
 
 def waited(
-    method: Callable[Concatenate[S, P], T],
+    method: Callable[Concatenate[S, P], T], *, undo: Callable[[S, T], object] | None = None
 ) -> Callable[Concatenate[AsyncForm[S], P], Coroutine[object, None, T]]:
-    """Make the asyncio form of a method that waits up to `timeout_s` for others, or raises `WaitExpired`."""
+    """Make the asyncio form of a method that waits up to `timeout_s` for others, or raises `WaitExpired`.
+
+    `undo`: as for `CallThreads.run`.
+    """
     name, signature = method.__name__, inspect.signature(method)
 
     async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
         given = signature.bind(self._sync, *args, **kwargs)
         given.apply_defaults()
         timeout_s = seconds(given.arguments["timeout_s"], "timeout_s", math.inf)
+        for argument, value in given.arguments.items():
+            if isinstance(value, Iterator):  # each step reads it
+                given.arguments[argument] = list(value)
+        undo_here = None if undo is None else partial(undo, self._sync)
 
         async def step(step_s: float) -> T | None:
             given.arguments["timeout_s"] = step_s
             act = partial(getattr(self._sync, name), *given.args[1:], **given.kwargs)
             try:
-                return await self._threads.run(act)
+                return await self._threads.run(act, undo=undo_here)
             except WaitExpired:
                 return None
 

@@ -71,7 +71,8 @@ class AsyncSubscription(AsyncForm[StoreSubscription]):
     """
 
     latest = awaited(StoreSubscription.latest)
-    wait_newer = waited(StoreSubscription.wait_newer)
+    unread = awaited(StoreSubscription.unread)
+    wait_newer = waited(StoreSubscription.wait_newer, undo=StoreSubscription.unread)
 
 
 class AsyncMetrics(AsyncForm[Metrics | RemoteMetrics]):

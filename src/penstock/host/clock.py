@@ -22,7 +22,7 @@ class Clock(Protocol):
         """Wall time: microseconds since 1970 in UTC."""
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back; comparable within one process only."""
+        """Seconds that never go back, without sleep; comparable between processes of one boot."""
 
     def boot_us(self) -> int:
         """Microseconds since the machine was started, sleep included; comparable between processes of one boot."""

@@ -1,9 +1,11 @@
 """Readers in other processes, which map files of a snapshot by name, and how long the next open must respect them.
 
 The owner knows a remote reader by its lease, which is lost with the owner. So the manifest records, before a lease is
-granted or renewed, how long it is and the time at which all of them will have expired: until then the next open deletes
-no file that an earlier reader may use. The time is the store's, so that an owner that is killed again and again does
-not begin to wait anew each time. When leases have ended, the record goes back to those that are left.
+granted or renewed, how long it is and when all of them will have expired: until then the next open deletes no file that
+an earlier reader may use. That is a moment, so that an owner that is killed again and again does not begin to wait anew
+each time. Within one boot it is one of the monotonic clock, by which leases are counted, too: the store's time may step
+(without its note, by `trust_clock`, to that of a leader). After another boot it is one of the store's time. When leases
+have ended, the record goes back to those that are left.
 
 A backup is a reader of every file: while it `holds` them, none is removed, whoever wants to.
 
@@ -19,7 +21,7 @@ from contextlib import contextmanager
 import msgspec
 
 from penstock.host import threads
-from penstock.host.clock import Clock
+from penstock.host.clock import UNKNOWN_BOOT, Clock
 from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
 from penstock.manifest.keys import WalStateKey
@@ -39,6 +41,8 @@ class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
 
     longest_s: float = 0.0  # 0: no reader ever got file names, or none has them any more
     until_us: int | None = None  # by the store's clock: every lease will have expired
+    until_s: float = 0.0  # the same, by the monotonic clock of `boot_id`
+    boot_id: bytes = UNKNOWN_BOOT
 
 
 class ReaderLeases:
@@ -51,12 +55,21 @@ class ReaderLeases:
         self._grace_s = grace_s
         self._lock = threads.lock("lsm.readers")
         self._record = LeaseRecord() if row is None else _decode(row.detail)  # replaced under _lock
+        self._is_sure = True  # guarded by _lock: the manifest has this record, and no commit of another has failed
+        self._boot_id = clock.boot_id()
+        self._committed_s = clock.monotonic_s()
         self._earlier = self._record  # leases from before the open
-        self._opened_s = self._committed_s = clock.monotonic_s()
+        self._earlier_until_s = self._last_expiry_s(self._committed_s)
         self._has_time = False  # before the store's clock has begun, it is the wall clock
         self._granting = 0  # guarded by _lock: leases that are recorded and not yet held
         self.holders = 0  # guarded by _lock: backups that copy files
         self._left: list[str] = []  # guarded by _lock: files to remove when nothing holds them
+
+    def _last_expiry_s(self, opened_s: float) -> float:
+        """Return when all of the longest lease has passed since the open, or the moment of the record has come."""
+        record = self._earlier
+        until_s = opened_s + max(self._grace_s, record.longest_s) if record.longest_s else 0.0
+        return min(until_s, record.until_s) if record.boot_id == self._boot_id != UNKNOWN_BOOT else until_s
 
     def begin(self) -> None:
         """Trust the clock from now on. Requires: it is the store's."""
@@ -67,13 +80,12 @@ class ReaderLeases:
         return not self.holders and self._earlier_ended()
 
     def _earlier_ended(self) -> bool:
-        """Whether every lease from before the open has expired: its time has come, or all of it has passed since."""
-        longest_s, until_us = self._earlier.longest_s, self._earlier.until_us
-        if not longest_s:
+        """Whether every lease from before the open has expired."""
+        if self._clock.monotonic_s() >= self._earlier_until_s:
             return True
-        if self._has_time and until_us is not None and self._clock.time_us() >= until_us:
-            return True
-        return self._clock.monotonic_s() >= self._opened_s + max(self._grace_s, longest_s)
+        until_us, boots = self._earlier.until_us, {self._earlier.boot_id, self._boot_id}
+        rebooted = len(boots) == 2 and UNKNOWN_BOOT not in boots
+        return rebooted and self._has_time and until_us is not None and self._clock.time_us() >= until_us
 
     @contextmanager
     def holding(self, fs: FileSystem) -> Iterator[None]:
@@ -130,24 +142,25 @@ class ReaderLeases:
                 return
             if lease_s := left_s():
                 self._extend(lease_s)
-            until_us = self._needed_us(lease_s)
-            is_long = (
-                (self._record.until_us or 0) > until_us + int(2 * SPARE_S * 1e6) if lease_s else self._is_extended()
-            )
+            until_s = self._needed_s(lease_s)
+            is_long = self._record.until_s > until_s + 2 * SPARE_S if lease_s else self._is_extended()
             if is_long and self._clock.monotonic_s() - self._committed_s >= after_s:
-                self._commit(LeaseRecord(lease_s, until_us) if lease_s else self._earlier_left())
+                self._commit(self._lasting(lease_s, until_s) if lease_s else self._earlier_left())
 
     def _extend(self, lease_s: float) -> None:
-        record, needed_us = self._record, self._needed_us(lease_s)
-        if lease_s > record.longest_s or needed_us > (record.until_us or 0):
-            self._commit(LeaseRecord(max(lease_s, record.longest_s), needed_us + int(SPARE_S * 1e6)))
+        record, needed_s = self._record, self._needed_s(lease_s)
+        known_s = record.until_s if record.boot_id == self._boot_id else 0.0
+        if lease_s > record.longest_s or needed_s > known_s or not self._is_sure:
+            self._commit(self._lasting(max(lease_s, record.longest_s), max(known_s, needed_s + SPARE_S)))
 
-    def _needed_us(self, lease_s: float) -> int:
-        """Return the time at which a lease that begins now, and all from before the open, will have expired."""
-        now_us, earlier = self._clock.time_us(), self._earlier_left()
-        if earlier.longest_s and earlier.until_us is None:
-            lease_s = max(lease_s, self._grace_s, earlier.longest_s)
-        return max(earlier.until_us or 0, now_us + int((lease_s * CLOCK_MARGIN + USE_S) * 1e6))
+    def _needed_s(self, lease_s: float) -> float:
+        """Return when a lease that begins now, and all from before the open, will have expired."""
+        until_s = self._clock.monotonic_s() + lease_s + USE_S
+        return until_s if self._earlier_ended() else max(until_s, self._earlier_until_s)
+
+    def _lasting(self, longest_s: float, until_s: float) -> LeaseRecord:
+        until_us = self._clock.time_us() + int((until_s - self._clock.monotonic_s()) * CLOCK_MARGIN * 1e6)
+        return LeaseRecord(max(longest_s, self._earlier_left().longest_s), until_us, until_s, self._boot_id)
 
     def _earlier_left(self) -> LeaseRecord:
         return LeaseRecord() if self._earlier_ended() else self._earlier
@@ -156,10 +169,11 @@ class ReaderLeases:
         return self._record != self._earlier_left()
 
     def _commit(self, record: LeaseRecord) -> None:
+        self._is_sure = False  # a commit that fails may have happened, or happen later
         txn = self._manifest.begin_write()
         txn.put_wal_state(READERS_KEY, WalStateRecord(detail=msgspec.msgpack.encode(record)))
         txn.commit()
-        self._record, self._committed_s = record, self._clock.monotonic_s()
+        self._record, self._committed_s, self._is_sure = record, self._clock.monotonic_s(), True
 
 
 def _decode(detail: bytes) -> LeaseRecord:

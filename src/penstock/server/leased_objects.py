@@ -130,6 +130,8 @@ class LeasedObjects(Generic[T]):
             entry.users += 1
         try:
             self._renew(entry.lease_s)
+            with self._lock:
+                entry.used_s = self._clock.monotonic_s()
             yield entry.value
         finally:
             with self._lock:

@@ -60,3 +60,12 @@ class StoreSubscription:
         view = self._wait(self._seen, seconds(timeout_s, "timeout_s", math.inf))
         self._seen = view.applied_epoch
         return view
+
+    def unread(self, view: StoreView) -> None:
+        """Let the next wait return this view, or a newer one, because it did not reach its reader.
+
+        >>> subscription = store.subscribe()
+        >>> subscription.unread(subscription.latest())
+        >>> view = subscription.wait_newer(timeout_s=10.0)
+        """
+        self._seen = min(self._seen, view.applied_epoch - 1)

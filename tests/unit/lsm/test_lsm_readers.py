@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +15,15 @@ from tree_place import Place
 from tree_place import Write as WriteToTree
 
 import penstock
+from penstock.errors import Closed, WaitExpired
 from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.readers import LeaseRecord, _decode
+from penstock.manifest.manifest import ManifestTxn
+from penstock.manifest.operations import CommitReceipt
 from penstock.queue.chain import QueueSettings
 from penstock.queue.qmft import data_files
 from penstock.server import gateway, service
+from penstock.server.leased_objects import LeasedObjects
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
@@ -261,3 +267,161 @@ def test_a_replaced_file_that_is_read_stays() -> None:
         assert dict(snapshot.scan()) == {b"0": b"v", b"1": b"v"}
     del snapshot
     assert place.collector.collect() == 4
+
+
+@pytest.mark.parametrize("how", ["no note", "a damaged note", "a trusted clock"])
+def test_time_that_steps_at_an_opening_takes_no_files_from_readers(how: str) -> None:
+    disk, clock, lease_s = SimulatedDisk(), FakeClock(), 300.0
+    clock.advance(10_000.0)  # the machine has run for a while
+    with open_simulated(disk, clock, SMALL) as store:
+        store.queue("q").put(b"1", durable=True)
+        store.readers.expect(lease_s)
+        store._save_time()
+    if how == "no note":
+        disk.unlink("/store/TIME")
+    elif how == "a damaged note":
+        disk.open("/store/TIME", write=True).pwrite(b"?", 3)
+    clock.jump(10**6)
+    with open_simulated(disk, clock, replace(SMALL, trust_clock=how == "a trusted clock")) as store:
+        assert store._clock.time_us() > clock.time_us() - 10**6, "it stepped"
+        assert not store.readers.may_remove()
+        clock.advance(lease_s)
+        assert store.readers.may_remove()
+
+
+@pytest.mark.parametrize("is_set", ["by its first tick", "by a leader"])
+def test_time_that_steps_while_a_store_is_open_takes_no_files_from_readers(is_set: str) -> None:
+    """A clock that was never set takes the first later wall clock; a follower takes its leader's time."""
+    years_s = 55 * 365 * 86_400
+    disk, clock, lease_s = SimulatedDisk(), FakeClock(time_us=10**9), 300.0
+    with open_simulated(disk, clock, SMALL) as store:
+        store.queue("q").put(b"1", durable=True)
+        store.readers.expect(lease_s)
+    for _ in range(2):  # killed soon after the step, too
+        with open_simulated(disk, clock, SMALL) as store:
+            clock.advance(2.0)
+            if clock.time_us() < years_s * 10**6:
+                clock.jump(years_s)
+            if is_set == "by a leader":
+                store._clock.begin(clock.time_us(), None)
+            clock.advance(2.0)
+            assert store._clock.time_us() >= years_s * 10**6
+            assert not store.readers.may_remove()
+
+
+def test_a_lease_of_an_older_version_is_not_cut_short_by_one_of_this() -> None:
+    disk, clock = SimulatedDisk(), FakeClock()
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers._commit(LeaseRecord(7_200.0))  # when it ends, nobody wrote down
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers.expect(1.0)
+    clock.advance(3_600.0)
+    with open_simulated(disk, clock, SMALL) as store:
+        assert not store.readers.may_remove()
+        clock.advance(4_000.0)
+        assert store.readers.may_remove()
+
+
+def test_a_lease_is_recorded_again_if_its_removal_may_have_been_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit_late(txn: ManifestTxn, timeout_s: float = 0.0) -> CommitReceipt:
+        commit(txn)
+        raise WaitExpired("the disk was slow")
+
+    disk, clock, commit = SimulatedDisk(), FakeClock(), ManifestTxn.commit
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers.expect(300.0)
+        with monkeypatch.context() as slow, pytest.raises(WaitExpired):
+            slow.setattr(ManifestTxn, "commit", commit_late)
+            store.readers.keep(lambda: 0.0)
+        store.readers.expect(200.0)
+    with open_simulated(disk, clock, SMALL) as store:
+        assert not store.readers.may_remove()
+
+
+def test_a_record_that_becomes_shorter_still_has_the_leases_of_before_the_opening() -> None:
+    disk, clock = SimulatedDisk(), FakeClock()
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers.expect(7_200.0)
+    with open_simulated(disk, clock, SMALL) as store:
+        store.readers.expect(36_000.0)  # longer than those, and given back early
+        store.readers.keep(lambda: 10.0)
+    with open_simulated(disk, clock, SMALL) as store:
+        clock.advance(3_600.0)
+        assert not store.readers.may_remove()
+        clock.advance(4_000.0)
+        assert store.readers.may_remove()
+
+
+def test_after_another_boot_the_time_of_the_record_counts() -> None:
+    disk, clock, lease_s = SimulatedDisk(), FakeClock(), 300.0
+    with open_simulated(disk, clock, SMALL) as store:
+        store.queue("q").put(b"1", durable=True)
+        store.readers.expect(lease_s)
+    for _ in range(20):  # it is started more often than a lease lasts
+        clock.reboot(off_s=50.0)
+        with open_simulated(disk, clock, SMALL) as store:
+            clock.advance(50.0)
+            if store.readers.may_remove():
+                return
+    pytest.fail("it began to wait anew after each start")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_reader_of_before_loses_its_files_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners are killed, clocks are set, notes are lost, commits fail, and the machine sleeps or is started anew."""
+    chance, disk, clock = random.Random(seed), SimulatedDisk(), FakeClock()
+    commit, failing = ManifestTxn.commit, False
+
+    def commit_or_fail(txn: ManifestTxn, timeout_s: float = 0.0) -> CommitReceipt:
+        fails = failing and chance.random() < 0.3
+        if fails and chance.random() < 0.5:
+            raise WaitExpired("it did not happen")
+        receipt = commit(txn)
+        if fails:
+            raise WaitExpired("it happened late")
+        return receipt
+
+    monkeypatch.setattr(ManifestTxn, "commit", commit_or_fail)
+    earlier_s, ended = 0.0, 0  # when the last lease of earlier owners ends
+    for life in range(40):
+        trust = chance.random() < 0.1
+        with open_simulated(disk, clock, replace(SMALL, trust_clock=trust)) as store:
+            held: LeasedObjects[int] = LeasedObjects(
+                lambda _: None, what="snapshot", clock=clock, count_max=9, each_max=9, renew=store.readers.expect
+            )
+            known_s: dict[str, float] = {}  # by name, until when its reader may use files
+            failing = True
+            for step in range(chance.randrange(1, 30)):
+                name, lease_s = f"{life}.{step}", chance.choice([0.001, 1.0, 60.0, 300.0, 86_400.0])
+                act = chance.choice(["grant", "use", "use", "close", "keep", "keep", "wait", "wait", "jump"])
+                if act == "grant" and len(held) < 9:
+                    with suppress(WaitExpired), store.readers.granting(lease_s):
+                        held.add(name, 0, client="a", lease_s=lease_s)
+                        known_s[name] = clock.monotonic_s() + lease_s
+                elif act == "use" and known_s:
+                    name = chance.choice(list(known_s))
+                    with suppress(WaitExpired, Closed), held.use(name):
+                        known_s[name] = clock.monotonic_s() + held._entries[name].lease_s
+                elif act == "close" and known_s:
+                    name = chance.choice(list(known_s))
+                    held.close(name, "a")
+                    del known_s[name]
+                elif act == "keep":
+                    held.sweep()
+                    with suppress(WaitExpired):
+                        store.readers.keep(held.longest_left_s, after_s=chance.choice([0.0, 10.0]))
+                elif act == "wait":
+                    clock.advance(chance.choice([0.1, 1.0, 30.0, 400.0]))
+                else:
+                    clock.jump(chance.choice([-(10**6), -60.0, 60.0, 10**6]))
+                assert not (store.readers.may_remove() and clock.monotonic_s() < earlier_s), (life, step, act)
+                ended += store.readers.may_remove()
+            failing = False
+            store._save_time()
+        earlier_s = max([earlier_s, *known_s.values()])
+        if chance.random() < 0.2 and disk.exists("/store/TIME"):
+            disk.unlink("/store/TIME")
+        if chance.random() < 0.1:
+            clock.reboot(off_s=60.0)
+            earlier_s = 0.0  # no reader is left
+    assert ended

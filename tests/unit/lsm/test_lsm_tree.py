@@ -314,12 +314,12 @@ def test_the_longest_lease_is_waited_for_after_an_opening(place: Place) -> None:
     assert named <= set(place.files())
     place.collector.readers.keep(lambda: 0.0)  # too early: who came before the opening may be there
     named = set(place.files())
-    place.reopen()
+    place.reopen()  # which does not begin to wait anew
     compacted(place)
-    place.clock.advance(3_599)
+    place.clock.advance(60)  # what a record lasts longer than its leases
     place.collector.collect()
     assert named <= set(place.files())
-    place.clock.advance(1)
+    place.clock.advance(6)
     assert place.collector.collect() > 0
     place.clock.advance(31)  # what is found by its name alone waits for its grace
     place.collector.collect()
