@@ -58,6 +58,8 @@ WORDS: list[tuple[Callable[[Any], object], type[PenstockError], str]] = [
     (lambda s: s.queue("events").put("m"), Invalid, "a payload is bytes, not str: encode it"),
     (lambda s: s.queue("events").put(b"m", key="k"), Invalid, "a key is bytes, not str: encode it"),
     (lambda s: s.queue("events").put(b"m", key=bytes(65_537)), Invalid, "a key has at most 65,536 bytes, this one has"),
+    (lambda s: s.kv("users").put(bytes(65_537), b"x"), Invalid, "a key has at most 65,536 bytes, this one has 65,537"),
+    (lambda s: s.kv("users").put(b"ada", bytes((64 << 20) + 1)), Invalid, "a value has at most 67,108,864 bytes, this"),
     (lambda s: s.batch(token="t"), Invalid, "a token is (producer, number)"),
     (lambda s: s.load("users", [1]), Invalid, "load takes an Arrow table or stream"),
 ]

@@ -88,7 +88,7 @@ def reattach(
 ) -> None:
     """Make a store from its archive, after its disk was lost."""
     out = Output(json=json)
-    with out.progress("fetching", left=unfinished(store, ".reattaching")):
+    with out.progress("fetching", left=lambda: unfinished(store, ".reattaching")):
         report = penstock.reattach(url, store, store=uuid, number=number)
     out.done(
         f"run {report.number}, as of LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes fetched, "

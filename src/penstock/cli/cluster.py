@@ -16,14 +16,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
 
 from penstock.cli.app import group
 from penstock.cli.maintenance import Json
-from penstock.cli.output import Output
+from penstock.cli.output import Output, note
 from penstock.client.certificates import ServerCertificate, parse_address
 from penstock.errors import Invalid, PenstockError
 from penstock.host import threads
@@ -45,10 +45,18 @@ cluster = group("cluster", "Three replicas of one store.")
 Folder = Annotated[Path, typer.Argument(help="the folder with cluster.toml")]
 STATUS_S = 3.0
 LEADS = "leads"
-_Answer = tuple[str, StoreStatistics | None]  # the role of a member, and its statistics
-_AWAY: _Answer = ("away", None)
+AWAY = "away"
+REFUSES = "refuses"
 _CLUSTER = re.compile(rf"[0-9a-fA-F]{{{2 * IDENTITY_BYTES}}}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+class _Answer(NamedTuple):
+    """The role of a member, its statistics, and why it refuses."""
+
+    role: str
+    statistics: StoreStatistics | None = None
+    reason: str = ""
 
 
 def _check_name(name: str) -> None:
@@ -278,16 +286,18 @@ def status(
     """
     config = read_cluster(folder)
     found = _ask_members(folder, config, token)
-    leader = next((statistics for role, statistics in found.values() if role == LEADS), None)
+    leader = next((answer.statistics for answer in found.values() if answer.role == LEADS), None)
     upto, mastered = dict[str, int](), Counter[str]()
     if leader is not None:
         upto = {**leader.acknowledged, leader.member: leader.durable_lsn}
         mastered = Counter(partition.master for partition in leader.partitions)
     rows = (
-        (name, at.clients, found[name][0], upto.get(name, 0), mastered[name]) for name, at in config.members.items()
+        (name, at.clients, found[name].role, upto.get(name, 0), mastered[name]) for name, at in config.members.items()
     )
     Output(json=json).rows(("member", "clients", "role", "acknowledged", "masters"), rows)
-    if leader is None or _AWAY in found.values():
+    if reason := next((answer.reason for answer in found.values() if answer.reason), ""):
+        note(reason)
+    if leader is None or any(answer.role in (AWAY, REFUSES) for answer in found.values()):
         raise typer.Exit(1)
 
 
@@ -300,7 +310,8 @@ def member_roles(folder: Path, token: str | None) -> Callable[[], list[dict[str,
     def ask() -> list[dict[str, str]]:
         config = read_cluster(folder)  # again: `replace` gives a member another address
         found = _ask_members(folder, config, token)
-        return [{"name": name, "address": at.clients, "role": found[name][0]} for name, at in config.members.items()]
+        roles = {name: AWAY if answer.role == REFUSES else answer.role for name, answer in found.items()}
+        return [{"name": name, "address": at.clients, "role": roles[name]} for name, at in config.members.items()]
 
     return ask
 
@@ -315,11 +326,11 @@ def _ask_members(folder: Path, config: ClusterFile, token: str) -> dict[str, _An
     asking = [threads.spawn(ask(name, at.clients), name=f"penstock-ask-{name}") for name, at in config.members.items()]
     for thread in asking:
         thread.join()
-    return {name: answers.get(name, _AWAY) for name in config.members}
+    return {name: answers.get(name, _Answer(AWAY)) for name in config.members}
 
 
 def _ask_member(address: str, token: str, authority: Path) -> _Answer:
-    """Return the role of a member, and its statistics: None if it does not answer, or the token may not read."""
+    """Return the role of a member, and its statistics if the token may read them."""
     from penstock.client.connect import RemoteOwnerLocator
     from penstock.client.connection import Connection
 
@@ -328,10 +339,12 @@ def _ask_member(address: str, token: str, authority: Path) -> _Answer:
     try:
         role = LEADS if connection.owner.takes_writes else "follows"
         try:
-            return role, connection.ask(wire.ReadStatistics(), StoreStatistics)
+            return _Answer(role, connection.ask(wire.ReadStatistics(), StoreStatistics))
         except PenstockError:
-            return role, None
+            return _Answer(role)
+    except Invalid as error:  # of the token or the certificate: the member is there
+        return _Answer(REFUSES, reason=str(error))
     except PenstockError:
-        return _AWAY
+        return _Answer(AWAY)
     finally:
         connection.close()

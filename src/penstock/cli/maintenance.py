@@ -86,7 +86,7 @@ def restore(
 ) -> None:
     """Make a new store from a backup."""
     out = Output(json=json)
-    with out.progress("restoring", left=unfinished(store, ".restoring")) as progress:
+    with out.progress("restoring", left=lambda: unfinished(store, ".restoring")) as progress:
         report = penstock.restore(source, store, number=number, progress=progress)
     out.done(
         f"backup {report.number}, as of LSN {report.lsn}: {report.files:,} files of {report.bytes:,} bytes in {store}",
@@ -179,7 +179,9 @@ def _report(out: Output, troubles: Iterable[Any], damage: Iterable[penstock.File
 
 
 def unfinished(store: Path, suffix: str) -> str:
-    """Return what Ctrl-C leaves of a store that is being made beside its folder."""
+    """Return what Ctrl-C left of a store that is made beside its folder, and appears there when it is complete."""
+    if (store / "STORE").exists():  # Ctrl-C came after the last step
+        return f"{store} was made, and is complete"
     return f"{store} was not made: run the same command again, which begins anew, or remove {store}{suffix}"
 
 

@@ -108,16 +108,18 @@ class Output:
             print(text)
 
     @contextmanager
-    def progress(self, what: str, *, left: str = BY_THE_OWNER) -> Iterator[Callable[[Any], None] | None]:
+    def progress(
+        self, what: str, *, left: str | Callable[[], str] = BY_THE_OWNER
+    ) -> Iterator[Callable[[Any], None] | None]:
         """Yield a callable for `progress=`, which draws a bar on stderr; None if stderr is not a terminal.
 
-        After Ctrl-C one line says what it `left`.
+        After Ctrl-C one line says what it `left`; a callable looks at that moment.
         """
         try:
             with self._bar(what) as bar:
                 yield bar
         except KeyboardInterrupt:
-            note(f"interrupted: {left}")
+            note(f"interrupted: {left if isinstance(left, str) else left()}")
             raise
 
     @contextmanager

@@ -37,6 +37,7 @@ Page = list[tuple[int, Any]]  # record batches, each with the number of its rang
 OWNER_TIMEOUT_S = 30.0  # for an owner to be found (again) and to answer
 FORGET_S = 5.0  # for requests whose answer nobody needs
 _NUMBERED = re.compile(r"number (\d+)(?= was dropped)")  # as `dropped_table` says it
+NOT_LEADING = "this member of the cluster does not lead"
 CALL_S_MIN = 0.05  # an owner found at the last moment is asked all the same
 
 
@@ -329,7 +330,7 @@ class Connection:
             )
             owner = wire.unpack(answer, wire.Owner)
             if not owner.takes_writes and not self._any_member:
-                raise GoneError("this member of the cluster does not lead", untouched=True)
+                raise GoneError(NOT_LEADING, untouched=True)
         except GoneError as gone:
             line.close()
             if not Retries(self._clock, deadline_s).again():
@@ -348,8 +349,12 @@ class Connection:
                 self._line = None
 
     def _no_answer(self, gone: Exception) -> WaitExpired:
+        # Another try at a member that follows ends the same way, as long as another one leads.
+        remedy = (
+            "give the addresses of all members, or wait until one leads" if str(gone) == NOT_LEADING else "try again"
+        )
         return WaitExpired(
-            f"no owner of {self._locator.name} answered within {self._owner_timeout_s} s ({gone}): try again"
+            f"no owner of {self._locator.name} answered within {self._owner_timeout_s} s ({gone}): {remedy}"
         )
 
     def close(self) -> None:

@@ -86,7 +86,8 @@ def serve_http(
 
 def find_tables(store: Any, table: str | None, logs: str | None, *, create: bool) -> str | None:
     """Return the default table: the one that is named, or the only series table; `create` makes what is absent."""
-    series = [info.name for info in store.port.tables() if info.kind == "series"]
+    kinds = {info.name: info.kind for info in store.port.tables()}
+    series = [name for name, kind in kinds.items() if kind == "series"]
     if table is None and len(series) == 1:
         table = series[0]
     elif table is None and create:
@@ -95,6 +96,10 @@ def find_tables(store: Any, table: str | None, logs: str | None, *, create: bool
         store.series(table)
         if logs is not None:
             store.queue(logs)
+    elif table in kinds and table not in series:
+        log.warning(
+            "table %s is of the kind %s: requests are answered 404; give --table a series table", table, kinds[table]
+        )
     elif table is not None and table not in series:
         log.warning("there is no series table %s yet: requests are answered 404 until there is; see --create", table)
     return table

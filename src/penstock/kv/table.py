@@ -315,7 +315,7 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
         if durable is not None and durable is not True and durable is not False:
             flag(durable, "durable")
         if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(data) > VALUE_BYTES_MAX:
-            self._refuse(key)
+            self._refuse(key, data)
         partition = self._one or self._partition(key)
         size = len(key) + len(data) + ROW_BYTES
         if if_lsn is not None or if_absent is not False:
@@ -389,14 +389,14 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
         if not self._raw or set(map(type, rows.values())) - {bytes}:
             rows = {key: self._encode(value) for key, value in rows.items()}
         if set(map(type, rows)) - {bytes}:
-            self._refuse(next(key for key in rows if type(key) is not bytes))
+            self._refuse(next(key for key in rows if type(key) is not bytes), b"")
         self._check_lengths(rows)
         return rows
 
     def _check_lengths(self, rows: dict[bytes, bytes]) -> None:
         longest = max(map(len, rows), default=0), max(map(len, rows.values()), default=0)
         if longest[0] > KEY_BYTES_MAX or longest[1] > VALUE_BYTES_MAX:
-            self._refuse(b"")
+            self._refuse(max(rows, key=len), max(rows.values(), key=len))
 
     def _by_shard(self, rows: dict[bytes, bytes]) -> dict[PartitionId, dict[bytes, bytes]]:
         by_shard: dict[PartitionId, dict[bytes, bytes]] = {}
@@ -488,13 +488,15 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
 
     def _check(self, key: bytes, value: bytes) -> PartitionId:
         if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
-            self._refuse(key)
+            self._refuse(key, value)
         return self._partition(key)
 
-    def _refuse(self, key: Any) -> NoReturn:
+    def _refuse(self, key: Any, value: bytes) -> NoReturn:
         if type(key) is not bytes:
             raise not_a_key(key)
-        raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes and a value {VALUE_BYTES_MAX}")
+        if len(key) > KEY_BYTES_MAX:
+            raise Invalid(f"a key has at most {KEY_BYTES_MAX:,} bytes, this one has {len(key):,}")
+        raise Invalid(f"a value has at most {VALUE_BYTES_MAX:,} bytes, this one has {len(value):,}: split it")
 
     def _expiry(self, ttl_s: float) -> int:
         ttl_s = seconds(ttl_s, "ttl_s", TTL_S_MAX, above_zero=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,3 +140,23 @@ def test_ctrl_c_in_a_long_command_says_in_one_line_what_it_left(
     assert words in told.err
     assert list(new.iterdir()) == []  # nothing is left but what the line names
     assert store.check().ok
+
+
+def test_ctrl_c_after_a_restore_was_complete_says_so(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.backup(tmp_path / "backups")
+    restore = penstock.restore
+
+    def interrupted_at_its_end(*given: Any, **named: Any) -> None:
+        restore(*given, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(penstock, "restore", interrupted_at_its_end)
+    monkeypatch.setattr(sys, "argv", ["penstock", "restore", str(tmp_path / "backups"), str(tmp_path / "new")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == INTERRUPTED
+    assert capsys.readouterr().err == f"penstock: interrupted: {tmp_path / 'new'} was made, and is complete\n"
+    with penstock.open(tmp_path / "new") as restored:
+        assert restored.check().ok

@@ -98,6 +98,8 @@ def test_the_only_series_table_is_the_default(tmp_path: Path, caplog: pytest.Log
         assert not caplog.records
         assert find_tables(store, "three", None, create=False) == "three"
         assert "there is no series table three yet" in caplog.text
+        assert find_tables(store, "rows", None, create=False) == "rows"
+        assert "table rows is of the kind kv: requests are answered 404; give --table a series table" in caplog.text
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ def test_three_members_in_five_commands(tmp_path: Path, running: list[subprocess
         store.kv("users").put(b"ada", b"1815", durable=True)
         assert list(store.kv("users").scan()) == [(b"ada", b"1815"), (b"first", b"1")]
     _await_status(folder, token)
+    stranger = _penstock("status", str(folder), "--token", "wrong")  # no member is away: each of them refuses it
+    assert (stranger.returncode, stranger.stdout.count("\trefuses\t"), stranger.stderr.count("\n")) == (1, 3, 1)
+    assert "token" in stranger.stderr
     gone = running.pop()  # the machine of c is lost: it gets another address and an empty disk
     gone.kill()
     gone.communicate()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.errors import Closed, Invalid, NotLeader, PenstockError
+from penstock.errors import Closed, Invalid, NotLeader, PenstockError, WaitExpired
 from penstock.server.member import Member
 from penstock.testing.members import LocalCluster
 
@@ -158,6 +158,13 @@ def test_local_reads_come_from_any_member_and_do_not_write(cluster: LocalCluster
                 store.kv("users").put(b"b", b"2", durable=True)
             found.add(store.path)
     assert len(found) == 3
+
+
+def test_a_client_of_a_follower_alone_is_told_to_name_the_others(cluster: LocalCluster) -> None:
+    host, port = next(at for name, at in cluster.served.items() if name != cluster.leader())
+    authority = cluster.folder / "certificates" / "authority.pem"
+    with pytest.raises(WaitExpired, match="does not lead.: give the addresses of all members, or wait until one leads"):
+        penstock.connect(f"penstock://{host}:{port}", token="admin-secret", authority=authority, timeout_s=1)
 
 
 @pytest.mark.parametrize("reads", ["", "Local", None, True, 1, b"local"])
