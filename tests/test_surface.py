@@ -71,8 +71,6 @@ INTERNAL = {
         "follow_time",
         "clock_us",
         "begin_background",
-        "clock_us",
-        "follow_time",
         "view",
         "wait_view",
         *ANY_KIND,

@@ -589,8 +589,13 @@ def test_an_object_is_not_deleted_while_a_reader_from_before_the_opening_may_rea
         mine = f"{store.uuid.hex()}/files/tables/2/0/00000000000000000099.sst-00000000-1"
         place.objects.put_new(mine, b"x")
         assert store.readers.may_be_there()
+        store.archive()
+        runs = [f"{store.uuid.hex()}/runs/{number:08d}/LISTING" for number in (1, 2)]
+        assert all(place.objects.size(run) for run in runs)
         store.collect_archive()
         assert place.objects.size(mine) == 1
+        assert place.objects.size(runs[0]) is None, "a run that nothing needs waited for readers, who know none"
+        assert place.objects.size(runs[1])
         clock.advance(501)
         store.collect_archive()
         assert place.objects.size(mine) is None

@@ -66,14 +66,16 @@ class ObjectCollector:
 
     def collect(self, objects: ObjectStore) -> int:
         """Delete runs that are not kept, and objects that nothing needs; return the number of objects deleted."""
-        if not self._readers.may_remove() or any(True for _ in objects.listed(f"{self._store}/{HEIRS}")):
+        if any(True for _ in objects.listed(f"{self._store}/{HEIRS}")):
             return 0
-        deleted = self._collect_runs(objects)
+        deleted = self._collect_runs(objects)  # whoever reads: no reader is told names of a run's own objects
         before = self._read() if self._unneeded_since_ms is None else self._unneeded_since_ms
         now_ms, needed = self._clock.time_us() // 1_000, self._needed(objects)
         listed = [each.key for each in objects.listed(f"{self._store}/{FILES}")]
         seen = {key: min(before.get(key, now_ms), now_ms) for key in listed if key not in needed}
         due = [key for key, since_ms in seen.items() if now_ms - since_ms >= self._grace_ms]
+        if not self._readers.may_remove():  # a reader from before the opening may read files that were evicted
+            due = []
         if due:
             needed = self._needed(objects)  # again: a reader may have begun since
         pinned = self._pinned()
