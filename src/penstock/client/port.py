@@ -28,6 +28,7 @@ from penstock.coordinator import Acknowledgement, CoordinatorSettings, Durabilit
 from penstock.errors import Closed, KeyMissing, OutcomeUnknown, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
+from penstock.host.decoders import decoder_of
 from penstock.host.files import File
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
@@ -354,7 +355,7 @@ class FlightPort(OwnerRequests):
 
     def ask(self, info: TableInfo, name: str, request: Any, reply: type[T], *, wait_s: float = 0.0) -> T:
         answer = self.call(info, name, msgspec.msgpack.encode(request, enc_hook=bytes), wait_s=wait_s)
-        return msgspec.msgpack.decode(answer, type=reply)
+        return decoder_of(reply).decode(answer)  # type: ignore[no-any-return]
 
     # -- files that are built elsewhere
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any
 
-import msgspec
-
 from penstock.arguments import in_short, seconds, text, whole
 from penstock.errors import Invalid
 from penstock.host import threads
+from penstock.host.decoders import decoder_of
 from penstock.kinds import Conditional, InThisProcess, Port
 from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
@@ -168,7 +167,7 @@ class Consumer(InThisProcess):
             encoded = encode_call(request)
         except (TypeError, ValueError, OverflowError):
             raise Invalid(NOT_GOT) from None
-        return msgspec.msgpack.decode(self._port.call(self._info, name, encoded), type=reply)
+        return decoder_of(reply).decode(self._port.call(self._info, name, encoded))
 
     # -- position
 

@@ -1,6 +1,6 @@
 """Messages as bytes: `crc32c u32 | MessagePack`.
 
-Thread: any; only the first decoder of a kind of answer is made under a lock.
+Thread: pure functions.
 Invariant: a request is decoded only after its length, its checksum and the counts in it were checked, so it takes at
 most a few times its bytes of memory.
 """
@@ -14,7 +14,7 @@ import google_crc32c
 import msgspec
 
 from penstock.errors import Invalid, PenstockError
-from penstock.host import threads
+from penstock.host.decoders import decoder_of
 from penstock.kinds import QUERY_BYTES_MAX, Piece
 from penstock.protocol.wire.messages import (
     ANSWER_BYTES_MAX,
@@ -43,8 +43,6 @@ _listed = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_
 _groups = msgspec.msgpack.Decoder(UncheckedGroup)
 _sections = msgspec.msgpack.Decoder(SentSection)
 _readings = msgspec.msgpack.Decoder(Reading)
-_making = threads.lock("protocol.decoders")
-_answers: dict[Any, msgspec.msgpack.Decoder[Any]] = {}  # by kind of answer; written under _making
 
 
 def pack(message: Any) -> bytes:
@@ -74,22 +72,7 @@ def unpack_reading(data: bytes) -> Reading:
 
 def unpack(data: bytes, kind: type[T]) -> T:
     """Decode an answer."""
-    return _decode(_body(data, ANSWER_BYTES_MAX), _decoder(kind))
-
-
-def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
-    """Return the decoder of a kind of answer.
-
-    msgspec lets a thread see the fields of a dataclass that another thread is still collecting, and crashes: one thread
-    at a time makes decoders, and nobody uses one before it is complete.
-    """
-    decoder = _answers.get(kind)
-    if decoder is None:
-        with _making:
-            decoder = _answers.get(kind)
-            if decoder is None:
-                decoder = _answers[kind] = msgspec.msgpack.Decoder(kind)
-    return decoder
+    return _decode(_body(data, ANSWER_BYTES_MAX), decoder_of(kind))
 
 
 def _check_length(length: int, bytes_max: int) -> None:

@@ -1,4 +1,4 @@
-"""Decoders of answers, which threads share."""
+"""Decoders, which threads share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol.wire import codec
+from penstock.host import decoders
 
 
-def test_decoders_of_answers_are_made_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_are_made_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """msgspec crashes where one thread uses a dataclass whose fields another one is still collecting."""
     making, most = list[int](), list[int]()
     decoder = msgspec.msgpack.Decoder
@@ -24,8 +24,8 @@ def test_decoders_of_answers_are_made_by_one_thread_at_a_time(monkeypatch: pytes
         making.pop()
         return decoder(kind)
 
-    monkeypatch.setattr(codec, "_answers", {})
+    monkeypatch.setattr(decoders, "_decoders", {})
     monkeypatch.setattr(msgspec.msgpack, "Decoder", make)
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda _: codec.unpack(codec.pack([1]), list[int]), range(4))) == [[1]] * 4
+        assert list(pool.map(lambda _: decoders.decoder_of(list[int]).decode(b"\x91\x01"), range(4))) == [[1]] * 4
     assert most == [1]
