@@ -10,17 +10,19 @@ Invariant: nobody gets a decoder before it is complete.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.host import threads
 
+T = TypeVar("T")
+
 _making = threads.lock("host.decoders")
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}  # written under _making
 
 
-def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+def decoder_of(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     """Return the decoder of a type."""
     decoder = _decoders.get(kind)
     if decoder is None:
