@@ -22,7 +22,7 @@ from penstock.kinds import BatchCounts, Kind, Port, Streamable, StreamColumns, a
 from penstock.kinds.change_reading import BOUNDS, LSN_MAX, SIZES, as_changing, encode_request, has_feed, no_feed
 from penstock.kinds.changes import CHANGES, Changing, FeedKeeping, feed_schema
 from penstock.lsm.maintenance import COMPANION
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.queue.positions import FORGET, MOVE, SEEK, Move, argument, read_row
 from penstock.registry import find_condition, kind_named

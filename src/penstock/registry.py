@@ -27,7 +27,7 @@ from penstock.errors import Invalid, KindMismatch
 from penstock.host import threads
 from penstock.kinds import Kind, as_row_conditional
 from penstock.kv.kind import KvKind
-from penstock.partition.ledger import KindCondition, TableInfo
+from penstock.partition.ledger_records import KindCondition, TableInfo
 from penstock.partition.storage_options import check_change, check_storage
 from penstock.queue.kind import QueueKind
 

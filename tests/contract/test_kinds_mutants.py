@@ -16,7 +16,7 @@ import test_kinds
 from penstock.errors import Invalid
 from penstock.kinds import BuildContext, MachineContext, PreparedRows, QueryContext
 from penstock.lsm.memtable import Edit
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.machine import Entry, PartitionDescriptor
 from penstock.partition.reference import StagedFile
 from penstock.registry import KINDS

@@ -11,7 +11,8 @@ from store_model import START_US, open_simulated
 from store_scenario import flush_ledger, flush_table
 
 from penstock.errors import ConditionFailed
-from penstock.partition.ledger import Ledger, Verdict
+from penstock.partition.ledger import Ledger
+from penstock.partition.ledger_records import Verdict
 from penstock.store import conditions
 from penstock.store.store import Store
 from penstock.testing import FakeClock, History, SimulatedDisk, Violation, explore

@@ -27,7 +27,8 @@ from penstock.manifest.invariants import check_all
 from penstock.manifest.keys import ComponentId
 from penstock.manifest.records import ArchivePolicy, Codec, CompressionConfig, Tombstoned
 from penstock.manifest.tables import CHUNKS, DB, METRICS, WAL_STATE
-from penstock.partition.ledger import LEDGER_TABLE, TableStatus, _LedgerChanges
+from penstock.partition.ledger import _LedgerChanges
+from penstock.partition.ledger_records import LEDGER_TABLE, TableStatus
 from penstock.partition.storage_options import StorageOptions
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store

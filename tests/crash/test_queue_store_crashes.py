@@ -11,7 +11,7 @@ from queue_store_scenario import DroppedQueue, QueueStoreScenario, QueueUser, Sh
 from shared import Patch, SomeRecoveries, seeded
 
 from penstock.host.file_operations import remove_folder
-from penstock.partition.ledger import Verdict
+from penstock.partition.ledger_records import Verdict
 from penstock.partition.machine import Entry
 from penstock.partition.reference import Staging
 from penstock.queue.chain import FileChain

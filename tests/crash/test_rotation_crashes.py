@@ -17,7 +17,8 @@ from shared import Patch, seeded
 from penstock.errors import KeyMissing, PenstockError
 from penstock.lsm.collection import CollectionSettings
 from penstock.manifest.tables import DB
-from penstock.partition.ledger import LEDGER_TABLE, Rewrap, _LedgerChanges
+from penstock.partition.ledger import _LedgerChanges
+from penstock.partition.ledger_records import LEDGER_TABLE, Rewrap
 from penstock.store.keys import StoreKeys
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
@@ -156,7 +157,7 @@ def one_table_forgotten(patch: Patch) -> None:
 
 def manifest_names_the_first_key(patch: Patch) -> None:
     """What `storage_options` said before: the version that the table was created with."""
-    from penstock.partition.ledger import TableInfo
+    from penstock.partition.ledger_records import TableInfo
     from penstock.partition.storage_options import decode_storage
 
     patch.setattr(TableInfo, "storage_options", property(lambda info: decode_storage(info.storage)))

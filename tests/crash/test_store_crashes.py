@@ -16,7 +16,8 @@ from penstock.log import Log
 from penstock.lsm.collection import Collector
 from penstock.partition.checkpoint import Checkpoint, CheckpointReport
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import Ledger, Verdict, _LedgerChanges
+from penstock.partition.ledger import Ledger, _LedgerChanges
+from penstock.partition.ledger_records import Verdict
 from penstock.partition.machine import Entry
 from penstock.partition.spill import SpillLog
 from penstock.store.dropped import DroppedShards

@@ -43,7 +43,7 @@ from penstock.lsm.operators import ADD_I64, APPEND, CHAIN
 from penstock.lsm.rows import DELETE, NEVER, PUT
 from penstock.lsm.sstable import Sstable
 from penstock.manifest import codec, tables
-from penstock.partition.ledger import Condition, TableInfo, Verdict, decode_condition, encode_condition
+from penstock.partition.ledger_records import Condition, TableInfo, Verdict, decode_condition, encode_condition
 from penstock.partition.reference import Reference, StagedFile, decode_reference, encode_reference
 from penstock.protocol import wire
 from penstock.queue import section as queue_section

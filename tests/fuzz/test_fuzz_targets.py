@@ -88,7 +88,7 @@ NEVER = ZeroDivisionError  # in the place of an error that is caught: that one g
         ("kv_section", "penstock.kv.section._cut", lambda payload, sizes, at: ([b""] * len(sizes), at + sum(sizes))),
         ("queue_section", "penstock.queue.validation._check_body", lambda body: PREFIX.unpack_from(body[8:])),
         ("condition", "penstock.queue.validation.check_condition", lambda *_, **__: None),
-        ("condition", "penstock.partition.ledger.UnicodeDecodeError", NEVER),
+        ("condition", "penstock.partition.ledger_records.UnicodeDecodeError", NEVER),
         ("reference", "penstock.partition.reference.UnicodeDecodeError", NEVER),
         ("sstable_index", "penstock.lsm.index.Index._check_head", lambda self, *_: None),
         ("qmft", "penstock.queue.qmft._check_path", lambda path: path.encode("ascii")),

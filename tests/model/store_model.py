@@ -13,7 +13,7 @@ from penstock.lsm.collection import CollectionSettings
 from penstock.lsm.rows import NEVER
 from penstock.partition.admission import DispatcherSettings
 from penstock.partition.checkpoint import CheckpointSettings
-from penstock.partition.ledger import TOKEN_WINDOW
+from penstock.partition.tokens import TOKEN_WINDOW
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
 from penstock.testing import FakeClock, SimulatedDisk

@@ -27,6 +27,7 @@ from penstock.client.connection import Connection, GoneError
 from penstock.errors import PositionConflict
 from penstock.journal.partitions import shard_of
 from penstock.partition import ledger
+from penstock.partition.ledger_records import Verdict
 from penstock.protocol import wire
 from penstock.queue.calls import StreamTotals
 from penstock.spark.streaming import start_option
@@ -352,7 +353,7 @@ def test_without_tokens_the_sink_writes_a_batch_twice(
     spark: Any, folder: str, given: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of the test above."""
-    monkeypatch.setattr(ledger._LedgerChanges, "_use_token", lambda *_: ledger.Verdict.ACCEPTED)
+    monkeypatch.setattr(ledger._LedgerChanges, "_use_token", lambda *_: Verdict.ACCEPTED)
     assert copied_again(spark, folder, given, tmp_path / "c") > Counter(payload for _, payload in given.put)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 import penstock.spark
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.spark.sessions import PUSHDOWN, find_java
 from penstock.store.store import Store
 

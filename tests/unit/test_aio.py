@@ -16,7 +16,7 @@ from penstock import aio
 from penstock.aio.bridge import THREADS_MAX, WAITING_MAX
 from penstock.client.connection import Connection
 from penstock.errors import Closed, Invalid, NotFound, WaitExpired
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.store.tables import StoreSnapshot
 from penstock.store.views import StoreView
 

@@ -14,7 +14,7 @@ from penstock.errors import CorruptionError, PenstockError
 from penstock.log import LogSettings, log
 from penstock.lsm import collection
 from penstock.lsm.collection import CollectionSettings
-from penstock.partition.ledger import LEDGER_TABLE
+from penstock.partition.ledger_records import LEDGER_TABLE
 from penstock.store import dropped
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store

@@ -45,7 +45,7 @@ from penstock.host.randomness import Random, system_random
 from penstock.host.waiting import Retries
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import Kind
-from penstock.partition.ledger import Condition, Verdict, decode_condition, encode_condition
+from penstock.partition.ledger_records import Condition, Verdict, decode_condition, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
 from penstock.partition.reference import Reference
 from penstock.protocol import wire

@@ -33,7 +33,7 @@ from penstock.host.files import File
 from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.kinds import BuildContext, Insert, Kind, as_serviced
-from penstock.partition.ledger import TableInfo, decode_condition
+from penstock.partition.ledger_records import TableInfo, decode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup, add_group, parts
 from penstock.partition.reference import Reference, StagedFile
 from penstock.protocol import wire

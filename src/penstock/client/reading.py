@@ -17,7 +17,7 @@ from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import QUERY_S, QUERY_S_MAX, Piece
 from penstock.lsm.rows import bytes_list
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.protocol import wire
 from penstock.store.querying import check_query
 

@@ -27,7 +27,7 @@ from penstock.host.randomness import Random
 from penstock.kinds import Piece, partitions_of
 from penstock.lsm.manual_compaction import COMPACT_WAIT_S, CompactionReport
 from penstock.partition.aside import Trouble
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import check_name
 from penstock.store.archive_settings import (
     LOCAL_BYTES_MAX,

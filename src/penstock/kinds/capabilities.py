@@ -19,7 +19,7 @@ from penstock.journal.partitions import PartitionId
 from penstock.kinds.core import Kind, ShardSnapshot
 from penstock.kinds.port import BuildContext, Piece, Port
 from penstock.manifest.records import JobKind
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.reference import StagedFile
 from penstock.scheduler.offers import JobPart
 

@@ -29,7 +29,7 @@ from penstock.kinds.changes import (
 )
 from penstock.kinds.core import InThisProcess, Kind
 from penstock.kinds.port import Reading
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 
 BOUNDS, SIZES = "change_bounds", "change_sizes"
 QUERIES = frozenset((CHANGES, BOUNDS, SIZES))

@@ -19,7 +19,7 @@ from penstock.kinds.port import Piece, Port, Reading
 from penstock.lsm.maintenance import Maintenance
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import RetentionPolicy
-from penstock.partition.ledger import KindCondition, TableInfo
+from penstock.partition.ledger_records import KindCondition, TableInfo
 from penstock.partition.machine import PartitionDescriptor, PartitionStateMachine
 from penstock.partition.pending import PendingGroup
 from penstock.partition.storage_options import DEFAULT, StorageOptions

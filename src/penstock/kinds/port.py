@@ -21,7 +21,7 @@ from penstock.host.files import Buffer, FileSystem
 from penstock.host.os_files import OsFileSystem
 from penstock.host.paths import parent
 from penstock.journal.partitions import PartitionId, partition_id, table_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile
 

@@ -14,7 +14,7 @@ from penstock.coordinator import Epoch
 from penstock.kinds.change_reading import ChangeFeed, no_feed
 from penstock.kinds.core import InThisProcess
 from penstock.kinds.port import Port, Reading, partitions_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 
 DURABLE_S = 30.0  # how long a durable write waits
 

@@ -14,7 +14,7 @@ from penstock.errors import Invalid
 from penstock.journal.partitions import PartitionId, partition_id, shard_number, table_of
 from penstock.kinds import ExpectedRow
 from penstock.lsm.rows import KEY_BYTES_MAX
-from penstock.partition.ledger import KindCondition, TableInfo, Verdict
+from penstock.partition.ledger_records import KindCondition, TableInfo, Verdict
 
 ROW = "kv.row"
 LSN_MAX = (1 << 63) - 1

@@ -52,7 +52,7 @@ from penstock.kv.values import (
     options_of,
 )
 from penstock.lsm.rows import DELETE
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.reference import StagedFile
 

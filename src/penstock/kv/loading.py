@@ -32,7 +32,7 @@ from penstock.lsm.order import Keys, Values, shared_prefix, sort
 from penstock.lsm.ranges import NO_RANGES, RangeDeletes
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX, Columns, bytes_list, is_binary
 from penstock.lsm.writer import SstableWriter
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingDelta
 from penstock.partition.reference import StagedFile, sealed
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.kinds import STATISTICS, QueryContext, Reading
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 
 COUNT = "count"
 _ROWS_EACH = 1 << 20  # counted for one batch of an answer, which has a deadline

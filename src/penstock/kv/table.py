@@ -43,7 +43,7 @@ from penstock.kv.values import (
 from penstock.lsm.operators import check_operand
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT, VALUE_BYTES_MAX
 from penstock.lsm.view import narrowed
-from penstock.partition.ledger import Condition, TableInfo, encode_condition
+from penstock.partition.ledger_records import Condition, TableInfo, encode_condition
 from penstock.partition.pending import PendingGroup
 
 ROW_BYTES = 160  # memory of a pending row besides its key and value: two objects and a dict entry

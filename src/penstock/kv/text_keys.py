@@ -22,7 +22,7 @@ from penstock.kv.mapping import ReadableMapping, WritableMapping
 from penstock.kv.queries import KvStatistics
 from penstock.kv.table import KvReader, KvRow, KvTable
 from penstock.kv.values import DecimalType, StructType, ValueType
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 
 V = TypeVar("V")  # the Python type of the table's values
 Default = TypeVar("Default")

@@ -41,7 +41,7 @@ from penstock.manifest.records import WalStateRecord
 from penstock.partition.aside import is_our_mistake
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.extent import JournalExtent, sealed_segment
-from penstock.partition.ledger import LEDGER, Verdict
+from penstock.partition.ledger_records import LEDGER, Verdict
 from penstock.partition.machine import Entry
 from penstock.partition.partition import Partition
 from penstock.partition.snapshots import PartitionSnapshots

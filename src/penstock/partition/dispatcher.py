@@ -34,7 +34,8 @@ from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id, s
 from penstock.journal.record import JournalRecord, Section
 from penstock.lsm.tree import Tree
 from penstock.partition.aside import Trouble
-from penstock.partition.ledger import LEDGER, Judgement, TableInfo, Verdict
+from penstock.partition.ledger import Judgement
+from penstock.partition.ledger_records import LEDGER, TableInfo, Verdict
 from penstock.partition.machine import Entry, PartitionDescriptor
 from penstock.partition.moments import Moments
 from penstock.partition.partition import Partition

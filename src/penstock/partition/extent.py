@@ -29,7 +29,7 @@ from penstock.manifest.keys import ComponentId, WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
 from penstock.manifest.tables import WAL_STATE
-from penstock.partition.ledger import LEDGER_TABLE
+from penstock.partition.ledger_records import LEDGER_TABLE
 
 logger = logging.getLogger(__name__)
 

@@ -24,200 +24,52 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from enum import IntEnum
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.archive.storage import WrappedKey
-from penstock.arguments import in_short, text, whole
-from penstock.errors import CorruptionError, Invalid, NotFound, TokenTooOld
+from penstock.errors import CorruptionError
 from penstock.host import threads
 from penstock.journal.partitions import SHARD_BITS, PartitionId, partition_id
-from penstock.journal.record import JournalRecord, Section, decode
+from penstock.journal.record import JournalRecord, Section
 from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
 from penstock.lsm.tree import Tree
 from penstock.partition.aside import AsideLog, is_our_mistake
-from penstock.partition.storage_options import StorageOptions, decode_storage
+from penstock.partition.ledger_records import (
+    FIRST_TABLE,
+    LEDGER,
+    Alter,
+    Condition,
+    Configure,
+    Create,
+    Drop,
+    KindCondition,
+    LedgerOp,
+    Rewrap,
+    SetStatus,
+    TableInfo,
+    Tombstone,
+    Verdict,
+    condition_table,
+    decode_ops,
+    kind_rows,
+)
+from penstock.partition.tokens import is_idle, use_number
 
-LEDGER_TABLE = 1
 DROPPED_NAMES_MAX = 1_000
-LEDGER = partition_id(LEDGER_TABLE, 0)
-FIRST_TABLE = 2
 TOMBSTONE_US = 30 * 24 * 3600 * 1_000_000  # then a dropped table is forgotten
 TOMBSTONES_MAX = 10_000
-PRODUCER_IDLE_US = 30 * 24 * 3600 * 1_000_000  # then a producer's tokens are deleted
-PRODUCER_BYTES_MAX = 512
-CONDITION_BYTES_MAX = 4 << 20  # of one group, as a client sends it
-TOKEN_WINDOW = 1_024  # numbers remembered below a producer's highest
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _U64 = struct.Struct(">Q")
-
-
-class Verdict(IntEnum):
-    """The outcome of a group."""
-
-    ACCEPTED = 0
-    DUPLICATE = 1
-    TOKEN_TOO_OLD = 2
-    REFUSED = 3  # by a condition of a table's kind
-
-
-class TableStatus(IntEnum):
-    """Whether a table takes writes. A dropped one is in `Ledger.tombstones`."""
-
-    ACTIVE = 0
-    DRAINING = 1
-
-
-class TableInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A table as the ledger knows it."""
-
-    table_id: int
-    name: str
-    kind: str
-    shards: int
-    options: bytes
-    created_lsn: int
-    storage: bytes = b""  # see `storage_options`
-    created_us: int = 0  # the time of the record; 0: unknown, by an earlier version
-    status: TableStatus = TableStatus.ACTIVE
-    key: WrappedKey | None = None  # the table's key, if it is encrypted
-
-    @property
-    def storage_options(self) -> StorageOptions:
-        options = decode_storage(self.storage)
-        if self.key is None or options.encryption is None or options.encryption.key_version == self.key.version:
-            return options
-        encryption = msgspec.structs.replace(options.encryption, key_version=self.key.version)  # after a rotation
-        return msgspec.structs.replace(options, encryption=encryption)
-
-    @property
-    def table(self) -> int:
-        """The earlier name of `table_id`, which scripts use."""
-        return self.table_id
-
-
-class Tombstone(msgspec.Struct, frozen=True, array_like=True):
-    """A dropped table. The manifest's row of the table follows it, and its files are collected."""
-
-    info: TableInfo
-    dropped_us: int  # the time of the record
-
-
-class Condition(msgspec.Struct, frozen=True, array_like=True):
-    """The condition of a group. `others` are conditions that kinds registered: (name, argument)."""
-
-    token: tuple[str, int] | None = None
-    others: tuple[tuple[str, bytes], ...] = ()
-
-
-class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
-    """Create a table unless one of that name exists."""
-
-    name: str
-    kind: str
-    shards: int
-    options: bytes
-    storage: bytes = b""
-    key: WrappedKey | None = None
-
-
-class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
-    """Drop a table."""
-
-    name: str
-
-
-class Alter(msgspec.Struct, frozen=True, array_like=True, tag="alter"):
-    """Replace the options of a table, if they are still `before`: the kind checked the new ones against those."""
-
-    table_id: int
-    before: bytes
-    options: bytes
-
-
-class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
-    """Replace the storage options of a table, if they are still `before`."""
-
-    table_id: int
-    before: bytes
-    storage: bytes
-
-
-class Rewrap(msgspec.Struct, frozen=True, array_like=True, tag="rewrap"):
-    """Replace the wrapped key of a table, if the master key of this version wraps it still. The key stays the same."""
-
-    table_id: int
-    before: int
-    key: WrappedKey
-
-
-class SetStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
-    """Let a table drain, or take writes again."""
-
-    table_id: int
-    status: TableStatus
-
-
-class ForgetVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
-    """Delete the verdicts of records below an LSN: they are no longer needed."""
-
-    before: int
-
-
-LedgerOp = Create | Drop | Alter | Configure | Rewrap | SetStatus | ForgetVerdicts
-
-
-class _Tokens(msgspec.Struct, frozen=True, array_like=True):
-    highest: int
-    seen: bytes  # bit i: the number `highest - 1 - i` was used
-    time_us: int
-
-
 _encode = msgspec.msgpack.Encoder().encode
-_ops = msgspec.msgpack.Decoder(list[LedgerOp])
 _condition = msgspec.msgpack.Decoder(Condition)
-_tokens = msgspec.msgpack.Decoder(_Tokens)
 _table = msgspec.msgpack.Decoder(TableInfo)
 _tombstone = msgspec.msgpack.Decoder(Tombstone)
-
-# A kind's condition: (argument, read the ledger, write a row of the ledger) -> the verdict.
-KindCondition = Callable[[bytes, Callable[[bytes], bytes | None], Callable[[bytes, bytes | None], None]], Verdict]
-
-
-def encode_ops(*operations: LedgerOp) -> bytes:
-    """Encode operations as a section for the ledger."""
-    return _encode(list(operations))
-
-
-def rewrapped_keys(body: bytes) -> Iterator[tuple[int, WrappedKey]]:
-    """Iterate over the keys of tables that a record of the journal wraps anew, by table."""
-    for section in (section for group in decode(body).groups for section in group.sections):
-        if section.header.partition == LEDGER:
-            with suppress(msgspec.DecodeError):  # the ledger sets it aside
-                for operation in _ops.decode(section.payload):
-                    if isinstance(operation, Rewrap):
-                        yield operation.table_id, operation.key
-
-
-def encode_condition(condition: Condition) -> bytes:
-    """Encode a group's condition."""
-    return _encode(condition)
-
-
-def decode_condition(data: bytes) -> Condition:
-    """Decode a condition; empty bytes are the empty condition."""
-    try:
-        return _condition.decode(data) if data else Condition()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptionError("condition", 0, f"it does not decode ({error})") from None
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -379,7 +231,7 @@ class Ledger:
             return
         before = work.saved()
         try:
-            work.execute(_ops.decode(section.payload))
+            work.execute(decode_ops(section.payload))
         except Exception as error:
             threads.raise_interrupt(error)
             if self._aside is None or not is_our_mistake(error, ()):
@@ -451,26 +303,10 @@ class _LedgerChanges:
 
     def _use_token(self, producer: str, number: int) -> Verdict:
         key = b"t" + producer.encode()
-        row = self.get(key)
-        tokens = _Tokens(-1, b"", 0) if row is None else _tokens.decode(row)
-        seen = int.from_bytes(tokens.seen, "little")
-        if number > tokens.highest:
-            shift = number - tokens.highest
-            mask = (1 << TOKEN_WINDOW) - 1
-            seen = ((seen << shift) | (1 << (shift - 1))) & mask if tokens.highest >= 0 and shift <= TOKEN_WINDOW else 0
-            highest = number
-        elif number == tokens.highest:
-            return Verdict.DUPLICATE
-        else:
-            bit = tokens.highest - 1 - number
-            if bit >= TOKEN_WINDOW:
-                return Verdict.TOKEN_TOO_OLD
-            if seen >> bit & 1:
-                return Verdict.DUPLICATE
-            seen |= 1 << bit
-            highest = tokens.highest
-        self.put(key, _encode(_Tokens(highest, seen.to_bytes(TOKEN_WINDOW // 8, "little"), self._time_us)))
-        return Verdict.ACCEPTED
+        verdict, row = use_number(self.get(key), number, self._time_us)
+        if row is not None:
+            self.put(key, row)
+        return verdict
 
     def execute(self, operations: list[LedgerOp]) -> None:
         for operation in operations:
@@ -497,7 +333,7 @@ class _LedgerChanges:
     def _expire_producers(self) -> None:
         """Delete idle producers by record time, not by a clock, so that every replica deletes the same ones."""
         for key, value in self._ledger.tree.scan(prefix=b"t"):
-            if key not in self._rows and _tokens.decode(value).time_us + PRODUCER_IDLE_US <= self._time_us:
+            if key not in self._rows and is_idle(value, self._time_us):
                 self.put(key, None)
 
     def _create(self, wanted: Create) -> None:
@@ -596,34 +432,3 @@ def _read_row(decoder: msgspec.msgpack.Decoder[T], key: bytes, value: bytes) -> 
         return decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("ledger", 0, f"the row of table {key[1:]!r} does not decode ({error})") from None
-
-
-def token_too_old(token: tuple[str, int] | None) -> TokenTooOld:
-    """Return the error for a token below the window of its producer."""
-    return TokenTooOld(
-        f"token {token} is more than {TOKEN_WINDOW:,} below the highest of its producer, so nothing was written: read "
-        "the data to see whether it was before, and use a higher number for what is new"
-    )
-
-
-def dropped_table(table: int, name: str | None) -> NotFound:
-    """Return the error of a call on a dropped table; `name` is None if it is unknown or must not be disclosed."""
-    return NotFound(f"table {name or f'number {table}'} was dropped: get it from the store again, or use another")
-
-
-def condition_table(argument: bytes) -> int:
-    """Return the table that a condition belongs to: every argument begins with its id."""
-    return int.from_bytes(argument[:8], "big")
-
-
-def kind_rows(table: int) -> bytes:
-    """Return the key prefix of the ledger rows of a table's kind."""
-    return b"k" + _U64.pack(table)
-
-
-def check_token(token: Any) -> tuple[str, int]:
-    """Check a token that a user passed, and return it as (producer, number)."""
-    if not isinstance(token, tuple) or len(token) != 2:
-        raise Invalid(f"a token is (producer, number), a short text and an integer from 0, not {in_short(token)}")
-    producer = text(token[0], "the producer in a token (producer, number)", PRODUCER_BYTES_MAX)
-    return producer, whole(token[1], "the number in a token (producer, number)", 0, (1 << 63) - 1)

@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.host import threads
 from penstock.journal.partitions import PartitionId, partition_id
-from penstock.partition.ledger import TableInfo, dropped_table
+from penstock.partition.ledger_records import TableInfo, dropped_table
 from penstock.partition.marker import Marker
 from penstock.partition.partition import Partition
 from penstock.partition.roster import POLL_S, Roster

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock.journal.partitions import PartitionId
-from penstock.partition.ledger import Verdict
+from penstock.partition.ledger_records import Verdict
 from penstock.partition.reference import Reference
 
 

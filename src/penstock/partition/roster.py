@@ -29,7 +29,8 @@ from penstock.journal.tracker import SegmentedAckTracker
 from penstock.partition.admission import DispatcherSettings, PartitionAdmission
 from penstock.partition.aside import AsideLog, is_our_mistake
 from penstock.partition.backlog import Backlogs
-from penstock.partition.ledger import Ledger, TableInfo, TableStatus, dropped_table
+from penstock.partition.ledger import Ledger
+from penstock.partition.ledger_records import TableInfo, TableStatus, dropped_table
 from penstock.partition.machine import Entry, MachineFactory, PartitionDescriptor
 from penstock.partition.partition import Partition
 from penstock.partition.spill import SpillLog

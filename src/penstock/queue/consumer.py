@@ -16,7 +16,7 @@ from penstock.errors import Invalid
 from penstock.host import threads
 from penstock.host.decoders import decoder_of
 from penstock.kinds import Conditional, InThisProcess, Port
-from penstock.partition.ledger import Condition, TableInfo, Verdict, encode_condition
+from penstock.partition.ledger_records import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
 from penstock.queue.calls import LEASES_MAX, ConsumerPosition, LeasedMessage, QueueCall, ShardBounds, encode_call
 from penstock.queue.delivery import Delivery

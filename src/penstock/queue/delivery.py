@@ -26,7 +26,7 @@ from penstock.host import threads
 from penstock.kinds import Host, partitions_of
 from penstock.lsm.maintenance import COMPANION
 from penstock.lsm.rows import bytes_list
-from penstock.partition.ledger import Condition, TableInfo, encode_condition
+from penstock.partition.ledger_records import Condition, TableInfo, encode_condition
 from penstock.partition.pending import PendingGroup
 from penstock.queue import section
 from penstock.queue.headers import dicts

@@ -26,7 +26,7 @@ import numpy as np
 
 from penstock.errors import CorruptionError, Invalid
 from penstock.kinds import BatchCounts
-from penstock.partition.ledger import KindCondition, Verdict, kind_rows
+from penstock.partition.ledger_records import KindCondition, Verdict, kind_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from penstock.errors import CorruptionError, Invalid, OutcomeUnknown, PartitionP
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Host, partitions_of
 from penstock.lsm.maintenance import COMPANION
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.queue import section
 from penstock.queue.calls import (
     ConsumerPosition,

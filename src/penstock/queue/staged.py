@@ -17,7 +17,7 @@ from penstock.journal.partitions import PartitionId, shards_of
 from penstock.kinds import BuildContext, PreparedRows, partitions_of, staged_content
 from penstock.log.record import KIND_DATA, Index, Record
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, is_binary
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.reference import StagedFile, sealed
 from penstock.queue import section
 from penstock.queue.arrow_files import validated_batches

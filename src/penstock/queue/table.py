@@ -20,8 +20,9 @@ from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import Filters, Port, WritableTable
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from penstock.partition.ledger import Condition, TableInfo, Verdict, check_token, encode_condition, token_too_old
+from penstock.partition.ledger_records import Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
+from penstock.partition.tokens import check_token, token_too_old
 from penstock.queue import section
 from penstock.queue.calls import ConsumerSummary, QueueCall, QueueTotals, ShardBounds
 from penstock.queue.headers import checked_headers, header_bytes

@@ -20,7 +20,7 @@ from penstock.errors import CorruptionError, Invalid
 from penstock.log.record import KIND_DATA, Index, Record
 from penstock.lsm.maintenance import COMPANION
 from penstock.lsm.rows import KEY_BYTES_MAX, VALUE_BYTES_MAX, offsets_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.queue import section
 from penstock.queue.calls import QueueCall, decode_call
 from penstock.queue.coding import PREFIX

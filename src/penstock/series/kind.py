@@ -38,7 +38,7 @@ from penstock.kinds import (
 )
 from penstock.kinds.changes import ChangeOptions, Changing, change_options
 from penstock.manifest.records import JobKind, RetentionPolicy
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.reference import StagedFile
 from penstock.series.admission import admit_sections

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.host.files import FileSystem
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import BuildContext, PreparedRows, partitions_of, staged_content
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.reference import StagedFile, sealed
 from penstock.series.admission import check_not_rollup, check_window
 from penstock.series.arrow import BlockMaker

@@ -20,7 +20,7 @@ from penstock.arguments import microseconds, seconds, whole
 from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.kinds import QUERY_S_MAX, Reading, partitions_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.promql import (
     SAMPLES_MAX,
     EvaluationSettings,

@@ -17,7 +17,7 @@ from penstock.arguments import in_short, microseconds, whole
 from penstock.arguments import text as checked_text
 from penstock.errors import Invalid
 from penstock.kinds import QUERY_S, ReadableTable, Reading
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
 from penstock.series.arrow import SAMPLES
 from penstock.series.changes import CHANGE_COLUMNS

@@ -31,7 +31,7 @@ from penstock.errors import Invalid, KindMismatch, NotFound
 from penstock.kinds import Host, Piece, QueryContext, SnapshotReading, partitions_of
 from penstock.lsm.file_pieces import CARRIED_BYTES_MAX
 from penstock.lsm.writer import index_path
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.scheduler.offers import JobPart
 from penstock.scheduler.task import StopSignal

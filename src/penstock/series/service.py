@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from penstock.errors import Invalid
 from penstock.kinds import Host, TableService, partitions_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.series.options import SECOND_US, decode_series_options
 from penstock.series.section import BucketTrim, SeriesSection

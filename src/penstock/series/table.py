@@ -19,7 +19,7 @@ from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import DURABLE_S, Port, WritableTable
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.series.admission import check_window
 from penstock.series.arrow import BlockMaker

@@ -27,8 +27,9 @@ from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import STATISTICS, Reading, as_serviced, partitions_of
 from penstock.lsm.manual_compaction import CompactionReport
 from penstock.partition.aside import Trouble
-from penstock.partition.ledger import TableInfo, check_token
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.storage_options import codecs_of
+from penstock.partition.tokens import check_token
 from penstock.protocol import wire
 from penstock.registry import check_create, check_name, kind_named
 from penstock.server.archive_requests import ArchiveRequests

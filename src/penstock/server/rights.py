@@ -27,7 +27,7 @@ from typing import Literal
 import msgspec
 
 from penstock.errors import Invalid, NotFound
-from penstock.partition.ledger import dropped_table
+from penstock.partition.ledger_records import dropped_table
 from penstock.registry import check_name
 
 Right = Literal["read", "write", "admin"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import Invalid, NotFound
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.protocol import wire
 from penstock.registry import check_name
 from penstock.server.rights import ADMIN, READ

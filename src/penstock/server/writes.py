@@ -25,16 +25,9 @@ from penstock.feeds import check_condition
 from penstock.host import threads
 from penstock.journal.partitions import PartitionId, shard_number, table_of
 from penstock.kinds import Kind
-from penstock.partition.ledger import (
-    LEDGER,
-    Condition,
-    TableInfo,
-    Verdict,
-    check_token,
-    decode_condition,
-    encode_condition,
-)
+from penstock.partition.ledger_records import LEDGER, Condition, TableInfo, Verdict, decode_condition, encode_condition
 from penstock.partition.pending import PendingGroup
+from penstock.partition.tokens import check_token
 from penstock.protocol import wire
 from penstock.registry import find_condition, kind_named
 from penstock.server.rights import WRITE, Rights

@@ -21,7 +21,7 @@ from penstock.errors import Invalid, NotFound
 from penstock.kinds.change_reading import BOUNDS, check_after, encode_request
 from penstock.kinds.changes import CHANGES
 from penstock.kinds.port import Reading
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.spark.arrow import for_spark
 from penstock.spark.table_ref import TableRef
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from penstock.errors import FixTheCall, Invalid
 from penstock.feeds import stream_of
 from penstock.kinds import BatchCounts, StreamColumns, as_loadable
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.protocol.wire import SourceState
 from penstock.spark.arrow import arrow_schema
 from penstock.spark.dead_letters import raised_in_task

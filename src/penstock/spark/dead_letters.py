@@ -20,7 +20,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from penstock import errors
 from penstock.errors import FixTheCall, Invalid, KindMismatch, PenstockError, PositionConflict, StreamFailed
 from penstock.kinds import StreamColumns, as_streamable
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.isolation import RowPosition
 from penstock.spark.loading import check_schema

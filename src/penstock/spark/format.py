@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid
 from penstock.feeds import change_schema_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import check_columns, chosen_columns, spark_schema
 from penstock.spark.table_ref import TableRef, check_options, choice

@@ -24,7 +24,7 @@ from penstock.client.store import RemoteSnapshot
 from penstock.errors import Invalid, KindMismatch
 from penstock.host.clock import SystemClock
 from penstock.kinds import partitions_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.promql import QueryBudget, QueryLimits, StepGrid, evaluate, parse_query
 from penstock.promql.evaluator import LOOKBACK_US, check_range_query
 from penstock.promql.limits import STEPS_MAX, QueryTooLarge

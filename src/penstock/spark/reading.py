@@ -41,7 +41,7 @@ from penstock.host import threads
 from penstock.host.clock import SystemClock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import FileReadable, Kind, as_selectable, partitions_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
 from penstock.spark.table_ref import TableRef, check_range, choice

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import KindMismatch, NotFound
 from penstock.feeds import FeedStream, stream_of
 from penstock.kinds import Streamable, partitions_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import kind_named
 from penstock.spark.arrow import for_spark
 from penstock.spark.reading import whole_number

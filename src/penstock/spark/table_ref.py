@@ -27,7 +27,7 @@ from penstock.errors import Invalid, NotFound
 from penstock.host import threads
 from penstock.host.os_files import OsFileSystem
 from penstock.kinds import BuildContext, Kind
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.protocol import wire
 from penstock.registry import kind_named
 from penstock.store.identity import read_uuid

@@ -22,7 +22,7 @@ from penstock.arguments import flag, in_short
 from penstock.client.store import RemoteSnapshot
 from penstock.errors import Invalid, KindMismatch
 from penstock.kinds import partitions_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import vector_kind
 from penstock.spark.reading import LEASE_S
 from penstock.spark.table_ref import TableRef, query_name

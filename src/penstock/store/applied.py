@@ -11,7 +11,7 @@ from typing import cast
 
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import Countable, partitions_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.store.port import LocalPort
 from penstock.store.snapshot_port import MomentReading, SnapshotPort
 

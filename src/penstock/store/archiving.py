@@ -43,7 +43,7 @@ from penstock.manifest.keys import ChunkKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import ArchivePolicy, Completed, Evicted, FailedPermanent, JobKind, Local, RemoteArchived
 from penstock.manifest.recovery import RecoveredState
-from penstock.partition.ledger import LEDGER_TABLE, TableInfo
+from penstock.partition.ledger_records import LEDGER_TABLE, TableInfo
 from penstock.scheduler.runner import JobResult, JobRunner, run_job
 from penstock.scheduler.task import Outcome, PeriodicTask, StopSignal, TaskLoad
 from penstock.store.archive_run import ArchivedFile, ArchiveRun, RunListing, read_listing, run_numbers

@@ -43,7 +43,7 @@ from penstock.manifest.tables import CHUNKS, DB, WAL_STATE
 from penstock.partition.aside import FOLDER as ASIDE
 from penstock.partition.aside import AsideLog
 from penstock.partition.checkpoint import Checkpoint
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.machine import SPILL
 from penstock.partition.reference import files_of, references_of
 from penstock.partition.roster import describe

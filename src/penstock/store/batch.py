@@ -15,16 +15,10 @@ from penstock.coordinator import Epoch
 from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.journal.partitions import PartitionId, partition_id, table_of
 from penstock.kinds import Port, PreparedRows
-from penstock.partition.ledger import (
-    CONDITION_BYTES_MAX,
-    Condition,
-    TableInfo,
-    Verdict,
-    encode_condition,
-    token_too_old,
-)
+from penstock.partition.ledger_records import CONDITION_BYTES_MAX, Condition, TableInfo, Verdict, encode_condition
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import StagedFile, plain_files
+from penstock.partition.tokens import token_too_old
 from penstock.queue.table import QueueTable
 from penstock.registry import QUEUE, is_row_condition, kind_named, kind_of_condition, series_kind, vector_kind
 from penstock.store.kv_tables import KvOfBatch

@@ -31,7 +31,7 @@ from penstock.manifest.keys import ChunkKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import SetResidency
 from penstock.manifest.records import ChunkEntryRecord, ChunkResidency, Evicted, Local, RemoteArchived
-from penstock.partition.ledger import LEDGER_TABLE
+from penstock.partition.ledger_records import LEDGER_TABLE
 from penstock.store.archived_tables import ArchivedTables
 
 NO_ARCHIVE = (

@@ -27,7 +27,7 @@ from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import ExpectedRow, Machine, RowConditional
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import TableInfo, Verdict
+from penstock.partition.ledger_records import TableInfo, Verdict
 from penstock.partition.partition import Partition
 from penstock.partition.pending import PendingDelta, PendingGroup, parts
 from penstock.partition.reference import Reference

@@ -19,7 +19,7 @@ from penstock.errors import KindMismatch, PenstockError, UniqueJobAlreadyPending
 from penstock.kinds import Derivation, Derived
 from penstock.manifest.jobs import JobQueue, Lease
 from penstock.manifest.records import JobKind
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import kind_named
 from penstock.scheduler.engines import Engines
 from penstock.scheduler.offers import OfferBoard

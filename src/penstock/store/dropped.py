@@ -25,7 +25,7 @@ from penstock.journal.partitions import SHARDS_MAX, TABLES_MAX, partition_id
 from penstock.kinds.changes import CHANGES
 from penstock.lsm.maintenance import Maintenance
 from penstock.manifest.records import DbDescriptorRecord
-from penstock.partition.ledger import LEDGER_TABLE
+from penstock.partition.ledger_records import LEDGER_TABLE
 from penstock.partition.machine import SPILL, PartitionDescriptor, PartitionStateMachine
 from penstock.partition.snapshots import INSTALL, REPLACED, SNAPSHOT
 from penstock.partition.storage_options import FOLDER

@@ -32,7 +32,7 @@ from penstock.journal.record import (
 )
 from penstock.kinds import Kind
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import LEDGER, Verdict
+from penstock.partition.ledger_records import LEDGER, Verdict
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.partition.reference import Reference, encode_reference
 from penstock.store.keys import StoreKeys

@@ -18,7 +18,7 @@ from penstock.lsm.catalog import Catalog
 from penstock.lsm.maintenance import COMPANION, Maintenance
 from penstock.lsm.tree import Tree
 from penstock.lsm.tree_settings import Stall
-from penstock.partition.ledger import LEDGER_TABLE
+from penstock.partition.ledger_records import LEDGER_TABLE
 from penstock.store.flusher import Coordinator
 
 GROWING_PART = 8  # growing memtables may hold 1/8 of the memory

@@ -31,7 +31,7 @@ from penstock.manifest.records import (
     RemoteArchived,
 )
 from penstock.manifest.tables import JOBS, chunks
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import kind_named
 from penstock.store.reports import ChunkSummary, JobSummary
 

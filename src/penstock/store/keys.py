@@ -22,7 +22,7 @@ from penstock.host.randomness import Random
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.journal.record import CODEC_SEALED, INLINE, Section, SegmentedRecordHeader
 from penstock.manifest.records import EncryptionConfig
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.machine import Entry
 from penstock.partition.storage_options import codecs_of, decode_storage, encode_storage
 

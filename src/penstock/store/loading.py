@@ -24,7 +24,7 @@ from penstock.errors import Invalid
 from penstock.host.file_errors import translate_os_errors
 from penstock.journal.partitions import table_of
 from penstock.kinds import BuildContext, Port, PreparedRows, as_loadable, as_replaceable
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.reference import LEASE_S_MAX
 from penstock.registry import kind_named
 

@@ -19,7 +19,7 @@ from penstock.manifest.manifest import Manifest
 from penstock.manifest.recovery import RecoveredState
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import LEDGER_TABLE, TableInfo
+from penstock.partition.ledger_records import LEDGER_TABLE, TableInfo
 from penstock.queue.calls import StreamTotals
 from penstock.scheduler.task import Outcome
 from penstock.store.flusher import Coordinator, StoreFlusher

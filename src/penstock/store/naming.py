@@ -14,7 +14,7 @@ from penstock.errors import KindMismatch, NotFound
 from penstock.kinds import InThisProcess, Kind, Port
 from penstock.kinds.change_reading import as_changing
 from penstock.kinds.changes import ChangeOptions, change_options
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.storage_options import StorageOptions, encode_storage
 from penstock.registry import BUILT_IN, check_name, check_shards
 

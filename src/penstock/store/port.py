@@ -46,7 +46,7 @@ from penstock.kinds import (
 from penstock.partition.admission import WAIT_S as ADMIT_WAIT_S
 from penstock.partition.admission import Reservation
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import (
+from penstock.partition.ledger_records import (
     LEDGER,
     Alter,
     Condition,

@@ -17,7 +17,7 @@ from penstock.host.clock import Clock
 from penstock.kinds import QUERY_BYTES_MAX, QUERY_S_MAX, Queryable, as_queryable
 from penstock.kinds.change_reading import QUERIES as FEED_QUERIES
 from penstock.kinds.change_reading import FeedQueries
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import kind_named
 
 ROWS_MAX = 65_536

@@ -31,7 +31,7 @@ from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import ManifestOp, SetResidency
 from penstock.manifest.records import ChunkEntryRecord, Evicted, RemoteArchived
 from penstock.manifest.tables import CHUNKS
-from penstock.partition.ledger import LEDGER_TABLE
+from penstock.partition.ledger_records import LEDGER_TABLE
 from penstock.store.archive_run import RunListing, read_listing, run_numbers
 from penstock.store.archive_url import write_archive_url
 from penstock.store.identity import IDENTITY_BYTES, StoreIdentity, read_uuid, write_identity

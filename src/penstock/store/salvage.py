@@ -51,7 +51,7 @@ from penstock.manifest.recovery import RecoveredState
 from penstock.manifest.settings import ManifestSettings
 from penstock.manifest.tables import CHUNK_FILES, CHUNKS, WAL_STATE
 from penstock.partition.extent import JOURNAL_KEY, last_known
-from penstock.partition.ledger import LEDGER_TABLE, TableInfo
+from penstock.partition.ledger_records import LEDGER_TABLE, TableInfo
 from penstock.partition.roster import describe
 from penstock.registry import kind_named
 from penstock.store.backup_folder import CopyProgress, Progress

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from penstock.host import threads
 from penstock.host.threads import Mutex
 from penstock.kinds import Host, Serviced, TableService
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import kind_named
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from penstock.host.clock import Clock
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import QUERY_S, Piece, PieceSnapshot, ShardSnapshot, partitions_of
 from penstock.kinds.change_reading import QUERIES as FEED_QUERIES
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.store.querying import check_query, run_query
 
 

@@ -32,7 +32,7 @@ from penstock.manifest.environment import LmdbEngine
 from penstock.manifest.memory import ReadOnlyEngine
 from penstock.partition.aside import Trouble
 from penstock.partition.checkpoint import CheckpointReport
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.registry import vector_kind
 from penstock.store.archive_settings import (
     LOCAL_BYTES_MAX,

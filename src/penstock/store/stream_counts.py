@@ -16,7 +16,8 @@ from typing import NamedTuple
 from penstock.errors import PenstockError
 from penstock.host.metrics import MetricFamily, MetricSamples, counter
 from penstock.lsm.maintenance import COMPANION
-from penstock.partition.ledger import Ledger, TableInfo, Verdict, decode_condition
+from penstock.partition.ledger import Ledger
+from penstock.partition.ledger_records import TableInfo, Verdict, decode_condition
 from penstock.queue.calls import StreamTotals
 from penstock.queue.positions import MOVE, Move, decode_row, parse_row_key, read_argument, rows_of
 

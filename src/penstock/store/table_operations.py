@@ -13,7 +13,7 @@ from penstock.errors import Invalid, WaitExpired
 from penstock.host import threads
 from penstock.host.file_errors import translate_os_errors
 from penstock.kinds import partitions_of
-from penstock.partition.ledger import TableInfo, TableStatus
+from penstock.partition.ledger_records import TableInfo, TableStatus
 from penstock.store.opening import OpenedParts
 from penstock.store.table_description import TableDescription
 from penstock.store.tables import DRAIN_S, GENERATION_MAX

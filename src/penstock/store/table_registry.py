@@ -54,7 +54,8 @@ from penstock.manifest.records import (
 )
 from penstock.manifest.recovery import RecoveredState
 from penstock.manifest.tables import DB, METRICS, PENDING, chunks, partitions
-from penstock.partition.ledger import LEDGER_TABLE, Ledger, TableInfo, TableStatus
+from penstock.partition.ledger import Ledger
+from penstock.partition.ledger_records import LEDGER_TABLE, TableInfo, TableStatus
 from penstock.partition.storage_options import StorageOptions, for_manifest
 from penstock.store.table_description import JobGate, ShardProgress, TableDescription
 

@@ -16,9 +16,10 @@ from penstock.coordinator import Acknowledgement
 from penstock.errors import Backpressure, Invalid, NotFound
 from penstock.kinds import SnapshotReading, partitions_of
 from penstock.kinds.changes import ChangeOptions
-from penstock.partition.ledger import TableInfo, check_token
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.reference import StagedFile, check_staging
 from penstock.partition.storage_options import StorageOptions, changed, encode_storage
+from penstock.partition.tokens import check_token
 from penstock.queue.options import Retention
 from penstock.queue.table import QueueTable
 from penstock.queue.view import QueueView

@@ -19,7 +19,7 @@ from penstock.host.files import Lock
 from penstock.manifest.jobs import JobQueue
 from penstock.manifest.manifest import Manifest
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import TableStatus
+from penstock.partition.ledger_records import TableStatus
 from penstock.partition.reference import Staging
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.task import Outcome, PeriodicTask, TaskLoad

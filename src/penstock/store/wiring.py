@@ -41,11 +41,11 @@ from penstock.partition.aside import AsideLog
 from penstock.partition.checkpoint import Checkpoint
 from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.extent import JournalExtent
-from penstock.partition.ledger import (
+from penstock.partition.ledger import Ledger
+from penstock.partition.ledger_records import (
     LEDGER,
     LEDGER_TABLE,
     ForgetVerdicts,
-    Ledger,
     TableInfo,
     encode_ops,
     rewrapped_keys,

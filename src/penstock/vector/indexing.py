@@ -27,7 +27,7 @@ from penstock.journal.partitions import PartitionId
 from penstock.kinds import Host, SnapshotReading, partitions_of
 from penstock.lsm.view import View
 from penstock.lsm.writer import index_path
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.scheduler.offers import JobPart
 from penstock.scheduler.task import StopSignal

@@ -33,7 +33,7 @@ from penstock.kinds import (
 )
 from penstock.kinds.changes import ChangeOptions, Changing
 from penstock.manifest.records import JobKind
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.pending import PendingGroup
 from penstock.partition.reference import StagedFile

@@ -18,7 +18,7 @@ from penstock.arguments import flag, in_short, plain_int, seconds
 from penstock.errors import Invalid
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, QUERY_S_MAX, ReadableTable, Reading
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.vector.attributes import decode_attributes
 from penstock.vector.changes import change_schema
 from penstock.vector.filters import encode_expression

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.errors import Backpressure, Invalid
 from penstock.kinds import Host, TableService, partitions_of
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.vector.attributes import decode_attributes
 from penstock.vector.filters import compile_condition
 from penstock.vector.keys import F32

@@ -18,7 +18,7 @@ from penstock.errors import Invalid
 from penstock.journal.partitions import shards_of
 from penstock.kinds import QUERY_S, QUERY_S_MAX, Port, WritableTable
 from penstock.lsm.rows import binary_column
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.vector.reader import VectorReader
 from penstock.vector.rows import arrow_rows, plain_id, plain_ids, plain_queries, plain_vector, rows_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.host.os_files import OsFile
 from penstock.partition import ledger
+from penstock.partition.ledger_records import Verdict
 
 
 def ignore_failed_sync() -> None:
@@ -26,7 +27,7 @@ def never_sync() -> None:
 
 def forget_tokens() -> None:
     """A token is never known to be used."""
-    ledger._LedgerChanges._use_token = lambda *_: ledger.Verdict.ACCEPTED  # type: ignore[method-assign]
+    ledger._LedgerChanges._use_token = lambda *_: Verdict.ACCEPTED  # type: ignore[method-assign]
 
 
 BUGS = {bug.__name__: bug for bug in (ignore_failed_sync, never_sync, forget_tokens)}

@@ -37,7 +37,7 @@ from penstock.host.waiting import pause
 from penstock.journal.partitions import PartitionId
 from penstock.kv.machine import KvMachine
 from penstock.lsm.rows import KEY_BYTES_MAX
-from penstock.partition.ledger import Condition, encode_condition
+from penstock.partition.ledger_records import Condition, encode_condition
 from penstock.partition.reference import sealed
 from penstock.protocol import wire
 from penstock.registry import KV, QUEUE

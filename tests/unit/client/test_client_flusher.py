@@ -35,7 +35,7 @@ from penstock.errors import (
 from penstock.host.os_files import OsFile
 from penstock.kv.kind import KvKind
 from penstock.kv.section import Rows
-from penstock.partition.ledger import Condition, Verdict, encode_condition
+from penstock.partition.ledger_records import Condition, Verdict, encode_condition
 from penstock.protocol import wire
 from penstock.server.rights import LOCAL
 from penstock.server.service import service_of

@@ -11,24 +11,21 @@ from hypothesis import strategies as st
 from penstock.errors import CorruptionError, Invalid
 from penstock.journal.record import Group, JournalRecord, Section, SegmentedRecordHeader
 from penstock.lsm.tree import Tree
-from penstock.partition.ledger import (
+from penstock.partition.ledger import Judgement, Ledger
+from penstock.partition.ledger_records import (
     FIRST_TABLE,
     LEDGER,
-    PRODUCER_IDLE_US,
-    TOKEN_WINDOW,
     Condition,
     Create,
     Drop,
     ForgetVerdicts,
-    Judgement,
     KindCondition,
-    Ledger,
     LedgerOp,
     Verdict,
-    check_token,
     encode_condition,
     encode_ops,
 )
+from penstock.partition.tokens import PRODUCER_IDLE_US, TOKEN_WINDOW, check_token
 from penstock.testing import FakeClock
 
 

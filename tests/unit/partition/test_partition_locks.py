@@ -10,7 +10,7 @@ import pytest
 from store_model import open_simulated
 
 from penstock.partition.dispatcher import Dispatcher
-from penstock.partition.ledger import LEDGER_TABLE
+from penstock.partition.ledger_records import LEDGER_TABLE
 from penstock.partition.machine import Entry
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk

@@ -15,7 +15,7 @@ from queue_model import contents, machine_of, open_queues, payloads
 
 from penstock.errors import Closed, Invalid, KindMismatch, LeaseLost, NotFound, PositionConflict
 from penstock.journal.partitions import shard_of
-from penstock.partition.ledger import Verdict
+from penstock.partition.ledger_records import Verdict
 from penstock.partition.partition import Partition
 from penstock.queue.consumer import Consumer
 from penstock.queue.delivery import GET_BYTES_MAX

@@ -26,7 +26,7 @@ from penstock.host.waiting import pause
 from penstock.kinds import Serviced
 from penstock.kv import section as kv_section
 from penstock.lsm.rows import KEY_BYTES_MAX, MERGE, NEVER, PUT, VALUE_BYTES_MAX
-from penstock.partition.ledger import LEDGER, Condition, TableInfo, encode_condition
+from penstock.partition.ledger_records import LEDGER, Condition, TableInfo, encode_condition
 from penstock.protocol import locator, wire
 from penstock.queue import section as queue_section
 from penstock.queue.calls import QueueCall, encode_call

@@ -29,7 +29,7 @@ from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Invalid, WaitExpired
 from penstock.host.waiting import pause
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.protocol import wire
 from penstock.server import callers
 from penstock.server.frames import PREFACE

@@ -19,7 +19,7 @@ from penstock.client.connect import connect
 from penstock.errors import Invalid, PenstockError
 from penstock.kinds import QUERY_BYTES_MAX
 from penstock.kv import section as kv_section
-from penstock.partition.ledger import CONDITION_BYTES_MAX, Condition
+from penstock.partition.ledger_records import CONDITION_BYTES_MAX, Condition
 from penstock.protocol import wire
 from penstock.queue import section as queue_section
 from penstock.queue.positions import ACK

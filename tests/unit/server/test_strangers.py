@@ -13,7 +13,7 @@ import penstock
 from penstock.errors import Backpressure, Closed, Invalid, PenstockError
 from penstock.kv import section as kv_section
 from penstock.partition.aside import Trouble
-from penstock.partition.ledger import Condition, Verdict, encode_condition
+from penstock.partition.ledger_records import Condition, Verdict, encode_condition
 from penstock.protocol import wire
 from penstock.queue.calls import QueueCall, encode_call
 from penstock.queue.positions import FORGET, SEEK, ForgetConsumer, Seek, argument

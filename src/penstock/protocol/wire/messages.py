@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.partition.ledger import CONDITION_BYTES_MAX, TableInfo
+from penstock.partition.ledger_records import CONDITION_BYTES_MAX, TableInfo
 from penstock.partition.reference import StagedFile
 from penstock.registry import SHARDS_MAX
 

@@ -24,7 +24,7 @@ from penstock.kv.section import Rows
 from penstock.kv.values import Options, encode_options
 from penstock.lsm.rows import NEVER, PUT, Columns
 from penstock.lsm.writer import SstableWriter
-from penstock.partition.ledger import Condition, Verdict, encode_condition
+from penstock.partition.ledger_records import Condition, Verdict, encode_condition
 from penstock.partition.pending import PendingGroup
 from penstock.partition.reference import StagedFile, sealed
 from penstock.queue.options import Retention, encode_queue_options, queue_options

@@ -16,7 +16,7 @@ from penstock.errors import Invalid, NotFound
 from penstock.journal.partitions import PartitionId, partition_id
 from penstock.kinds import Port, Reading, partitions_of
 from penstock.kv.values import Options, encode_options
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.queue.options import encode_queue_options, queue_options
 from penstock.registry import kind_named
 

@@ -28,7 +28,7 @@ from penstock.kinds import (
     Streamable,
     partitions_of,
 )
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.reference import files_of, sealed
 from penstock.store.querying import run_query
 from penstock.store.store import Store

@@ -26,7 +26,7 @@ from penstock.kinds import (
     as_streamable,
     partitions_of,
 )
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingGroup
 from penstock.registry import find_kind
 from penstock.store.store import Store

@@ -19,7 +19,7 @@ from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.kinds import Kind, Reading, partitions_of
 from penstock.log import LogSettings
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
 from penstock.store.tables import Tables

@@ -28,7 +28,7 @@ from penstock.kinds import (
     partitions_of,
 )
 from penstock.lsm.view import prefix_end
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.machine import PartitionDescriptor
 from penstock.partition.reference import StagedFile
 from penstock.testing.kinds.accounts import section

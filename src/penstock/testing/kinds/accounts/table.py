@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.coordinator import Epoch
 from penstock.journal.partitions import PartitionId, shard_of
 from penstock.kinds import QUERY_S, Port, ReadableTable, WritableTable
-from penstock.partition.ledger import TableInfo
+from penstock.partition.ledger_records import TableInfo
 from penstock.partition.pending import PendingDelta, PendingGroup
 from penstock.testing.kinds.accounts import section
 from penstock.testing.kinds.accounts.machine import AMOUNT, account_of, lsn_of
