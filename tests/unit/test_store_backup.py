@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.errors import Backpressure, CorruptionError, Invalid, NotFound, St
 from penstock.host.os_files import OsFileSystem
 from penstock.kinds import partitions_of
 from penstock.manifest.manifest import Manifest
+from penstock.partition.checkpoint import Checkpoint
 from penstock.registry import QUEUE
 from penstock.store import backup_folder
 from penstock.store.backup import Backup
@@ -150,6 +152,29 @@ def test_loads_that_are_stored_and_discarded_during_a_backup(
         assert len(snapshot.queue("events").to_arrow()) == ROWS
         assert len(snapshot.kv("users")) == ROWS
         assert len(snapshot.series("metrics").select("loaded")) == ROWS
+        assert copy.check().ok
+
+
+def test_a_checkpoint_right_after_the_journal_was_copied(
+    store: penstock.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_off, deleted = Checkpoint.held_off, list[int]()
+
+    @contextmanager
+    def followed(self: Checkpoint, timeout_s: float) -> Iterator[None]:
+        with held_off(self, timeout_s):
+            yield
+        before = int(store._consensus.first)
+        self.clear()
+        deleted.append(int(store._consensus.first) - before)
+
+    write_round(store, 0)
+    store.flush()
+    monkeypatch.setattr(Checkpoint, "held_off", followed)
+    store.backup(tmp_path / "backups")
+    assert deleted[0] > 0
+    with penstock.open(restored(tmp_path)) as copy:
+        assert rounds_of(copy) == 1
         assert copy.check().ok
 
 

@@ -164,13 +164,14 @@ class Backup:
             lsn = self._copy_journal(f"{own}/journal", first)
             for name in source.fs.listdir(f"{own}/journal"):
                 self._list_own(own, f"journal/{name}")
+            chunks = self._chunks = [row for _, row in CHUNKS.scan(rows)]
+            named = self._named_since(first, lsn, chunks)  # here: a checkpoint deletes these records
         for file in kept:
             if not file.is_whole:
                 self._copy_own(own, file)
-        chunks = self._chunks = [row for _, row in CHUNKS.scan(rows)]
         self._residencies = {row.file_name: row.residency for row in chunks}
         staged = {row.file_name for row in chunks if row.staged}  # not adopted: one may be unfinished, or discarded
-        for file_name in sorted(staged | self._named_since(first, lsn, chunks)):
+        for file_name in sorted(staged | named):
             for name in files_of(file_name):
                 with suppress(FileNotFoundError):
                     self._copy_own(own, OwnFile(name, -1, None, is_whole=False))

@@ -172,7 +172,7 @@ def earlier_barrier(store: Any, gates: Gates) -> Any:
     """What a barrier before a reader's record returns, if it comes while a worker takes that reader's state."""
     partition, first = a_state_is_taken(store, gates)
     (marker,) = partition.markers
-    barrier = Call(lambda: store.wait_for(marker.lsn - 1, tables=["q"], timeout_s=1.0))
+    barrier = Call(lambda: store.wait_for(marker.lsn - 1, tables=["q"], timeout_s=4.0))
     await_true(lambda: len(partition.markers) == 2)
     gates.snapshot.set()
     assert first.result() == 2
