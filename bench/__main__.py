@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.harness import QUICK
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "charts", "harness", "page", "prometheus", "soak"}
+NOT_BENCHMARKS = {"__init__", "__main__", "against", "charts", "harness", "page", "prometheus", "soak"}
 
 
 def names() -> list[str]:
