@@ -7,6 +7,7 @@ from pathlib import Path
 import penstock
 import penstock.client
 import penstock.store
+from penstock.partition import ledger, ledger_records
 from penstock.protocol import locator, wire
 from penstock.queue.chain import QueueSettings
 from penstock.registry import QUEUE
@@ -16,6 +17,8 @@ def test_modules() -> None:
     assert penstock.client.wire is wire
     assert penstock.client.place is locator
     assert penstock.store.StoreSettings is penstock.StoreSettings
+    assert ledger.Condition is ledger_records.Condition
+    assert ledger.encode_condition is ledger_records.encode_condition
 
 
 def test_members(tmp_path: Path) -> None:

@@ -54,9 +54,12 @@ from penstock.partition.ledger_records import (
     Verdict,
     condition_table,
     decode_ops,
+    encode_condition,
     kind_rows,
 )
 from penstock.partition.tokens import is_idle, use_number
+
+__all__ = ["Condition", "Judgement", "Ledger", "encode_condition"]  # two were here before: programs outside use them
 
 DROPPED_NAMES_MAX = 1_000
 TOMBSTONE_US = 30 * 24 * 3600 * 1_000_000  # then a dropped table is forgotten
