@@ -7,6 +7,7 @@ Invariant: an object appears under its key whole and synced, or not at all; dele
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from penstock.archive.objects import NetworkFailure, StoredObject, check_key
@@ -35,31 +36,48 @@ class FolderObjects:
 
     def put_new(self, key: str, data: Buffer) -> bool:
         path = self._path(key)
-        make_dirs(self._fs, parent(path))
-        with self._lock:
-            try:
-                lock = self._fs.lock(f"{self._root}/{LOCK}")
-            except StoreLocked:
-                raise NetworkFailure(f"another process writes to {self.url}: try again later") from None
-            try:
-                self._sweep(key.partition("/")[0])
+        make_dirs(self._fs, self._root)
+        try:
+            with self._locked():
+                first = key.partition("/")[0]
+                if first not in self._swept:
+                    self._sweep(f"{self._root}/{first}")
+                    self._swept.add(first)
                 if self._fs.exists(path):
                     return False
+                make_dirs(self._fs, parent(path))
                 self._write(path, data)
-            finally:
-                lock.release()
+        except StoreLocked:
+            raise NetworkFailure(f"another process writes to {self.url}: try again later") from None
         return True
 
-    def _sweep(self, first: str) -> None:
-        """Remove what puts that ended early left below a folder, once. Requires: the lock, so that none is under way.
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the folder's lock; `StoreLocked` if another process has it."""
+        with self._lock:
+            lock = self._fs.lock(f"{self._root}/{LOCK}")
+            try:
+                yield
+            finally:
+                lock.release()
 
-        No collection would: such a file is no object, and its key may never be put again.
+    def _sweep(self, folder: str) -> None:
+        """Remove what puts and deletes that ended early left in a folder: temporary files and empty folders.
+
+        No collection would: they are no objects, and their keys may never be put again. Requires: the lock.
         """
-        if first not in self._swept:
-            for name in list(walk(self._fs, f"{self._root}/{first}")):
+        try:
+            names = self._fs.listdir(folder)
+        except FileNotFoundError:
+            return
+        for name in names:
+            try:
+                self._sweep(f"{folder}/{name}")
+            except NotADirectoryError:
                 if name.endswith(TEMPORARY):
-                    remove_file(self._fs, f"{self._root}/{first}/{name}")
-            self._swept.add(first)
+                    remove_file(self._fs, f"{folder}/{name}")
+        with suppress(OSError):  # it is not empty
+            self._fs.rmdir(folder)
 
     def _write(self, path: str, data: Buffer) -> None:
         temporary = path + TEMPORARY
@@ -117,3 +135,12 @@ class FolderObjects:
         except FileNotFoundError:
             return
         self._fs.fsync_dir(parent(path))  # deletes keep their order: a listing must not outlive what it names
+        with suppress(StoreLocked), self._locked():  # another process puts, perhaps into one of these folders
+            self._remove_empty(parent(path))
+
+    def _remove_empty(self, folder: str) -> None:
+        """Remove a folder that has no more objects, and those above it: each run of an archive has its own."""
+        with suppress(OSError):  # it is not empty
+            while folder != self._root:
+                self._fs.rmdir(folder)
+                folder = parent(folder)

@@ -400,3 +400,28 @@ def test_what_a_killed_put_left_in_a_folder_goes_with_the_next_one() -> None:
     again = FolderObjects(disk, "/archive")
     again.put_new(f"{STORE}/files/b", b"2")
     assert sorted(disk.listdir(f"/archive/{STORE}/files")) == ["a", "b"]
+
+
+def test_a_folder_keeps_no_empty_folders() -> None:
+    disk = SimulatedDisk()
+    objects = FolderObjects(disk, "/archive")
+    keys = [f"{STORE}/runs/1/journal/a", f"{STORE}/runs/1/tables/b", f"{STORE}/runs/2/journal/a"]
+    for key in keys:
+        objects.put_new(key, b"1")
+    for key in keys[:2]:
+        objects.delete(key)
+    assert disk.listdir(f"/archive/{STORE}/runs") == ["2"]
+    objects.delete(keys[2])
+    assert disk.listdir("/archive") == ["LOCK"]
+
+
+def test_a_folder_that_another_process_puts_into_stays_until_the_next_sweep() -> None:
+    disk = SimulatedDisk()
+    objects = FolderObjects(disk, "/archive")
+    objects.put_new(f"{STORE}/runs/1/a", b"1")
+    other = disk.lock("/archive/LOCK")
+    objects.delete(f"{STORE}/runs/1/a")
+    assert disk.listdir(f"/archive/{STORE}/runs") == ["1"]
+    other.release()
+    FolderObjects(disk, "/archive").put_new(f"{STORE}/runs/2/a", b"2")
+    assert disk.listdir(f"/archive/{STORE}/runs") == ["2"]
