@@ -22,6 +22,7 @@ from penstock.host.os_files import OsFileSystem
 pytest.importorskip("obstore")
 ROWS = 400
 PROBABILITY = 0.25
+ROW_MAX = 5
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +83,15 @@ def test_everything_ends_well_whatever_a_quarter_of_the_requests_meets(proxy: Fa
 
 def ends_well(proxy: FaultyProxy, tmp_path: Path, faults: list[str]) -> None:
     chance, url = random.Random(faults[0]), f"s3://bucket/{'-'.join(faults)}"
+    row = [0]  # requests that failed one after the other: fewer than `reattach` makes attempts
+
+    def fault(method: str, path: str) -> str | None:
+        row[0] = row[0] + 1 if row[0] < ROW_MAX and chance.random() < PROBABILITY else 0
+        return chance.choice(faults) if row[0] else None
+
     with open_store(tmp_path / "store", url) as store:
         rows = fill(store)
-        proxy.fault = lambda method, path: chance.choice(faults) if chance.random() < PROBABILITY else None
+        proxy.fault = fault
         store.archive()
         assert store.verify_archive().damage == []
         assert store.evict().files == 1
