@@ -21,7 +21,7 @@ Functions and operators:
     functions        all functions by name
     rates            rate, increase, delta, irate, idelta, resets, changes
     over_time        the family *_over_time
-    sums             sums and means of windows, with the rounding of Prometheus
+    sums             sums and means of windows, as Prometheus computes them
     trends           deriv, predict_linear, smoothing
     histograms       quantiles and fractions of classic histograms
     mathematics      functions of one number
