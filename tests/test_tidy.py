@@ -315,9 +315,43 @@ def test_the_architecture_page_lists_every_package_in_order() -> None:
 
 
 def test_the_docstring_of_penstock_lists_every_package_in_order() -> None:
-    tree = ast.parse((SOURCE / "__init__.py").read_text())
-    lines = re.findall(r"^    (\w+(?:, \w+)*) +\S", ast.get_docstring(tree, clean=True) or "", re.MULTILINE)
-    check_order([name for line in lines for name in line.split(", ")])
+    check_order(names_listed((SOURCE / "__init__.py").read_text()))
+
+
+# -- the docstring of a package is a map of its modules
+
+
+def names_listed(source: str) -> list[str]:
+    """The names in the lists of a package's docstring: lines like `    name, name  what they are for`."""
+    docstring = ast.get_docstring(ast.parse(source), clean=False) or ""
+    lines = re.findall(r"^    ([a-z_]\w*(?:, [a-z_]\w*)*)  +\S", docstring, re.MULTILINE)
+    return [name for line in lines for name in line.split(", ")]
+
+
+def map_faults(source: str, present: set[str]) -> list[str]:
+    """What is wrong with the map in a package's source, where `present` are its modules and packages."""
+    listed = names_listed(source)
+    return [
+        *(f"{name} is not listed" for name in sorted(present - set(listed))),
+        *(f"{name} does not exist" for name in sorted(set(listed) - present)),
+        *(f"{name} is listed twice" for name in sorted({name for name in listed if listed.count(name) > 1})),
+    ]
+
+
+def test_the_docstring_of_every_package_lists_its_modules() -> None:
+    faults = []
+    for file in sorted(SOURCE.glob("*/**/__init__.py")):
+        package = file.parent
+        present = {path.stem for path in package.glob("*.py")} - {"__init__"}
+        present |= {path.parent.name for path in package.glob("*/__init__.py")}
+        faults += [f"{package.relative_to(SOURCE)}: {fault}" for fault in map_faults(file.read_text(), present)]
+    assert faults == []
+
+
+def test_the_rule_for_maps_can_fail() -> None:
+    seeded = '"""A package.\n\n    here    a module\n    gone    another\n    here    again\n    Class   no module\n"""'
+    assert map_faults(seeded, {"here", "new"}) == ["new is not listed", "gone does not exist", "here is listed twice"]
+    assert map_faults(seeded.replace("gone", "new ").replace("here    again", "f()     again"), {"here", "new"}) == []
 
 
 def test_every_word_of_the_architecture_page_stands_for_something() -> None:

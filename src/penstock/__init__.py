@@ -1,35 +1,37 @@
 """Penstock: a durable ingest store for Python and Spark.
 
-The packages, from the top down; each imports only from those below it. A write enters at `store` and leaves it for the
-journal; docs/architecture.md draws its way.
+The packages, from the top down; each imports only from those below it. A put goes from the API of its table (`kv`)
+through the port of the store (`store`) to `coordinator`, `journal`, `partition` and `lsm`; docs/architecture.md draws
+the way.
 
-    cli            the command `penstock`
-    http           Prometheus' HTTP API, remote write, OTLP and line protocol
-    aio            the same store in asyncio
-    spark          Spark's source, sink and streams; maintenance on Spark
-    server, client the owner's socket for other processes; the same store from another process
-    protocol       the messages between the two, and how a client finds the owner
-    store          opens a folder and recovers it; tables, batches, snapshots; the way to the journal
-    feeds          change feeds as streams, and their upkeep
-    registry       which kinds of table there are
+    cli             the command `penstock`
+    http            Prometheus' HTTP API, remote write, OTLP and line protocol; the console
+    aio             the same store in asyncio
+    spark           Spark's source, sink and streams; maintenance on Spark
+    server, client  the owner's socket for other processes; the same store from another process
+    protocol        the messages between the two, and how a client finds the owner
+    store           opens a folder and recovers it; tables, batches, snapshots; the way to the journal
+    feeds           change feeds as streams, and their upkeep
+    registry        which kinds of table there are
     kv, queue, series, vector  the kinds
-    promql         PromQL: parse, and evaluate on columns
-    kinds          what a kind must offer, and the port that its tables talk through
-    coordinator    epochs, the pending delta, group commit, backpressure
-    partition      the ledger and its verdicts, the dispatcher, spills, checkpoints
-    replica        Raft: the journal on several machines, by quorum
-    journal        one log for the whole store, one fsync
-    lsm            memtable, sstable, levels
-    archive        the container that holds the bytes of a file; object stores
-    scheduler      background tasks, engines, the runner of durable jobs
-    manifest       LMDB: which files are live, how far each partition is stored, which jobs are due
-    log            append-only files of records
-    host           files, time, randomness, threads: the operating system
-    arguments      checks of what a caller passes
-    arrow_input    rows that a caller passes as Arrow data
-    errors         every error, by what the caller does next
+    promql          PromQL: parse, and evaluate on columns
+    kinds           what a kind must offer, and the port that its tables talk through
+    coordinator     epochs, the pending delta, group commit, backpressure
+    partition       the ledger and its verdicts, the dispatcher, spills, checkpoints
+    replica         Raft: the journal on several machines, by quorum
+    journal         one log for the whole store, one fsync
+    lsm             memtable, sstable, levels
+    archive         the containers that hold the bytes of files; encryption keys; object stores
+    scheduler       background tasks, engines, the runner of durable jobs
+    manifest        LMDB: which files are live, how far each partition is stored, which jobs are due
+    log             append-only files of records
+    host            files, time, randomness, threads: the operating system
+    arguments       checks of what a caller passes
+    arrow_input     rows that a caller passes as Arrow data
+    errors          every error, by what the caller does next
 
-`testing` stands beside them: simulated disk, fake clock and contract suites for your own tests.
+`testing` stands beside them: simulated disk, fake clock and contract suites for your own tests. `__main__` is
+`python -m penstock`, the command. The docstring of each package lists its modules.
 
 Public are the names in `__all__` here and in `penstock.aio`, `penstock.errors`, `penstock.spark` and
 `penstock.testing`. Everything else may change without notice.

@@ -9,7 +9,7 @@ import pytest
 import penstock
 from penstock.client.connect import connect
 from penstock.kinds import Reading, partitions_of
-from penstock.store.applied import AppliedReading
+from penstock.store.applied_reading import AppliedReading
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.testing.contracts.port import OpenPort, PortContract

@@ -18,6 +18,16 @@ what others write (messages, newer views, changes of a table) ends early: a mess
 returned to the queue.
 
 Thread: one event loop for each store; the threads are the store's.
+
+The modules:
+
+    store   `open`, `connect`; stores, snapshots, subscriptions
+    batch   batches
+    kv      kv tables, and `kv` of a store, a snapshot and a batch
+    queue   queues and consumers
+    series  series tables
+    vector  vector tables
+    bridge  runs the calls of the ordinary classes in threads
 """
 
 from penstock.aio.batch import AsyncBatch

@@ -1,18 +1,46 @@
 """The command `penstock`: look at a store, change it and serve it, from a shell.
 
-main           the program; errors are one line, and the exit code says what kind they are
-app            its groups of commands, common options, and the configuration file
-session        the store that a command is about, and its output
-kv, tables, queues, series, vectors   the commands on data
-status         a page about a store, once or live; console: the pages in a browser
-jobs           background work and files
-maintenance    check, backup, restore, salvage, repair
-chunks         files of tables, and the archive
-serving        serve, http, certificates, tokens; http_process: the HTTP process beside an owner
-cluster        the commands of a cluster
-certificates   keys and certificates for a server and for members
-configuration  where options get their values from
-output, formatting, plot, logs   what is printed
+`main`, here, runs it; an error is one line, and the exit code says what kind it is.
+
+The program:
+
+    program        imports the modules of commands, which registers them, and runs the one that was called
+    app            its groups of commands, common options, and the configuration file
+    configuration  `config show`: the value of every option, and where it comes from
+    session        the store that a command is about, and its output
+
+Data:
+
+    tables         `init`, `table`: list, create, describe, compact, drop
+    kv             `get`, `put`, `delete`, `scan`
+    queues         `queue`: messages and consumers
+    series         `series`: samples, PromQL
+    vectors        `vector`: upsert and search
+
+The store as a whole:
+
+    status         `status`, `top`: a page about a store, once or live
+    console        `console`: the pages in a browser
+    jobs           `jobs`: background work
+    chunks         `chunks`, `reattach`: immutable files, and the archive that they go to
+    keys           `keys`: master keys of encrypted tables
+    maintenance    `check`, `backup`, `restore`, `salvage`, `resume`, `repair`, `recover`, `metrics`
+    disk_campaign  `check --campaign`: whether a disk keeps what it acknowledged
+    bench          `bench`: how fast a disk and a machine are
+
+Serving:
+
+    serving        `serve`, `http`, `certificates`, `token`
+    http_process   the HTTP process beside an owner
+    cluster        `cluster`: set up a cluster, run a member, replace one
+    certificates   keys and certificates for a server and for members
+
+What is printed:
+
+    output         tables, lines with tabs, JSON
+    formatting     values as text and as JSON, and back
+    plot           samples as a plot of characters
+    logs           the log, on stderr
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`penstock chunks archive|…` and `penstock reattach`: the archive that files of tables go to.
+"""`penstock chunks …` and `penstock reattach`: the immutable files of tables, and the archive that they go to.
 
 Thread: one.
 """
@@ -11,13 +11,62 @@ from typing import Annotated
 import typer
 
 import penstock
-from penstock.cli.app import app
-from penstock.cli.jobs import chunks_group
+from penstock.cli.app import app, group
 from penstock.cli.maintenance import Json, report_fields, unfinished
 from penstock.cli.output import Output
-from penstock.cli.session import Session, command
+from penstock.cli.session import Limit, Session, command
 
+chunks_group = group("chunks", "The files that never change.")
+
+CHUNK_COLUMNS = (
+    "table",
+    "shard",
+    "level",
+    "chunk",
+    "rows",
+    "size_bytes",
+    "deletes",
+    "lsn_min",
+    "lsn_max",
+    "residency",
+    "object",
+)
 Table = Annotated[str | None, typer.Option(help="of one table; of all by default")]
+
+
+@command(chunks_group, "list")
+def list_chunks(
+    session: Session,
+    table: Annotated[str | None, typer.Argument(help="a table; all by default")] = None,
+    limit: Limit = None,
+) -> None:
+    """List the files that never change, by table, shard and level; of a queue, those that get no more messages."""
+    store = session.store
+    names = [table] if table is not None else store.tables()
+    rows = (tuple(getattr(one, name) for name in CHUNK_COLUMNS) for each in names for one in store.chunks(each))
+    none = "there are none: rows are in the journal until they are flushed to files"
+    session.out.rows(CHUNK_COLUMNS, rows, limit=session.out.limit(limit), none=none)
+
+
+@command(chunks_group, "verify")
+def verify_chunks(
+    session: Session, table: Annotated[str | None, typer.Argument(help="a table; all by default")] = None
+) -> None:
+    """Read every file that never changes and list those that are damaged; the exit code is 1 if any is."""
+    store = session.store
+    names = [table] if table is not None else store.tables()
+    stems = {one.file.removesuffix(".sst") for each in names for one in store.chunks(each)}
+    damage = [one for one in store.check().damage if any(stem in one.path for stem in stems)]  # or of its index
+    if session.out.json:
+        found = [{"path": one.path, "reason": one.reason} for one in damage]
+        session.out.document({"well": not damage, "chunks": len(stems), "damage": found})
+    else:
+        for one in damage:
+            print(f"{one.path}: {one.reason}")
+        if not damage:
+            print(f"{len(stems):,} files, all is well")
+    if damage:
+        raise typer.Exit(1)
 
 
 @command(chunks_group)

@@ -1,4 +1,4 @@
-"""`penstock check --campaign FOLDER`: whether a disk keeps what it says it kept, tried with a store that is killed.
+"""`penstock check --campaign FOLDER`: whether a disk keeps what was synced to it, tried with a store that is killed.
 
 A child process owns a store in a new folder inside FOLDER and writes numbered batches over a queue, kv, series and
 vector table, durably, printing each number once its batch is acknowledged. It is killed at a random moment; then the

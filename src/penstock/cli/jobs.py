@@ -1,4 +1,4 @@
-"""`penstock jobs …` and `penstock chunks …`: background work, and the files that it makes.
+"""`penstock jobs …`: background work, what waits, what runs and what ended.
 
 Thread: one.
 """
@@ -16,22 +16,8 @@ from penstock.cli.session import Limit, Name, Session, command
 from penstock.errors import NotFound
 
 jobs_group = group("jobs", "Background work: what waits, what runs, what ended.")
-chunks_group = group("chunks", "The files that never change.")
 
 JOB_COLUMNS = ("job", "kind", "table", "state", "attempts", "created", "finished", "error")
-CHUNK_COLUMNS = (
-    "table",
-    "shard",
-    "level",
-    "chunk",
-    "rows",
-    "size_bytes",
-    "deletes",
-    "lsn_min",
-    "lsn_max",
-    "residency",
-    "object",
-)
 
 
 class JobState(Enum):
@@ -95,38 +81,3 @@ def run_jobs(
     with session.out.progress("running jobs"):
         count = session.store.run_jobs(table, timeout_s=wait_s)
     session.out.done(f"{table}: flushed, {count:,} compactions", table=table, compactions=count)
-
-
-@command(chunks_group, "list")
-def list_chunks(
-    session: Session,
-    table: Annotated[str | None, typer.Argument(help="a table; all by default")] = None,
-    limit: Limit = None,
-) -> None:
-    """List the files that never change, by table, shard and level; of a queue, those that get no more messages."""
-    store = session.store
-    names = [table] if table is not None else store.tables()
-    rows = (tuple(getattr(one, name) for name in CHUNK_COLUMNS) for each in names for one in store.chunks(each))
-    none = "there are none: rows are in the journal until they are flushed to files"
-    session.out.rows(CHUNK_COLUMNS, rows, limit=session.out.limit(limit), none=none)
-
-
-@command(chunks_group, "verify")
-def verify_chunks(
-    session: Session, table: Annotated[str | None, typer.Argument(help="a table; all by default")] = None
-) -> None:
-    """Read every file that never changes and list those that are damaged; the exit code is 1 if any is."""
-    store = session.store
-    names = [table] if table is not None else store.tables()
-    stems = {one.file.removesuffix(".sst") for each in names for one in store.chunks(each)}
-    damage = [one for one in store.check().damage if any(stem in one.path for stem in stems)]  # or of its index
-    if session.out.json:
-        found = [{"path": one.path, "reason": one.reason} for one in damage]
-        session.out.document({"well": not damage, "chunks": len(stems), "damage": found})
-    else:
-        for one in damage:
-            print(f"{one.path}: {one.reason}")
-        if not damage:
-            print(f"{len(stems):,} files, all is well")
-    if damage:
-        raise typer.Exit(1)

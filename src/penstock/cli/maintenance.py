@@ -1,4 +1,4 @@
-"""`penstock check|backup|restore|salvage|resume|repair|keep-snapshot|metrics`: care of a store.
+"""`penstock check|backup|restore|salvage|resume|repair|keep-snapshot|recover|metrics`: care of a store.
 
 Thread: one.
 """

@@ -10,7 +10,8 @@ until the published view holds it. The coordinator knows neither files nor table
     waiting       threads that wait for an epoch, writes that wait for room
     background    the thread that flushes writes without a waiter
     protocols     delta, flusher, epochs
-    settings, metrics
+    settings      limits and times; states, triggers of a flush, statistics
+    metrics       the statistics as metrics
 """
 
 from penstock.coordinator.coordinator import WriteCoordinator

@@ -1,19 +1,32 @@
-"""The HTTP door of a store: Prometheus' API, and what other programs send, as columns of samples.
+"""The HTTP server of a store: Prometheus' API, data that other programs send, and the console.
 
-samples         samples of series, as columns, for `SeriesTable.write_arrow`
-remote_write    Prometheus remote write 1.0 and 2.0
-line_protocol   InfluxDB's line protocol
-otlp            OpenTelemetry's metrics and logs
+A request:
 
-prometheus_api  queries, series, labels and metadata of a table, as JSON
-application     requests: who may send them, how large they are, and what answers them
-incoming        how requests are refused and bodies read
-serving         the socket and the thread
+    serving           the socket and the thread
+    tls_listener      TLS connections: a bounded number of handshakes at a time
+    application       routes, tokens, sizes of bodies, and what answers each request
+    incoming          how requests are refused and bodies read
 
-console            pages in a browser: routes, rights, actions; console_files: the pages themselves
-console_sampling   samples of a store, once a second for all pages
-console_reading    what screens read of tables
-sessions           a cookie that stands for a token
+Data that other programs send:
+
+    remote_write      Prometheus remote write 1.0 and 2.0
+    otlp              OpenTelemetry's metrics and logs
+    line_protocol     InfluxDB's line protocol
+    wire_format       the fields of protobuf messages, read in place
+    samples           received samples as columns, for a series table
+
+Queries:
+
+    prometheus_api    queries, series, labels and metadata of a table, as JSON
+    result_json       the result of a query as JSON
+    query_json        the tree of a query as JSON
+
+The console, pages in a browser (their files are in `console_files`):
+
+    console           routes, rights, actions
+    sessions          a cookie that stands for a token
+    console_sampling  samples of a store, once a second for all pages
+    console_reading   what screens read of tables
 
 Bodies come from strangers: every size is checked before anything is decompressed or decoded, and what is malformed is
 `Invalid` in one line.

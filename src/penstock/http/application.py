@@ -1,4 +1,4 @@
-"""The HTTP door of a store: Prometheus' API, remote write, OTLP and line protocol.
+"""The HTTP application of a store: Prometheus' API, remote write, OTLP and line protocol.
 
 It runs in a process that connects, so that queries do not hold the owner's interpreter. The order of a request: its
 host and origin, its token and rights, the size of its body, and only then its content.
@@ -72,7 +72,7 @@ ReadAct: TypeAlias = Callable[[Request, SeriesReader, ReadRequest], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """What the door serves."""
+    """What the application serves."""
 
     table: str | None = None  # the default table; None: only by name
     logs: str | None = None  # the queue for logs

@@ -19,12 +19,14 @@ The API classes of a kind use `Port` alone, so they are the same in the process 
 A table is divided into shards. The rows of a shard are ordered by key (bytes), so that a scan can be divided into key
 ranges for several readers. In a kv table these are the user's keys; in a queue, message sequences as eight bytes.
 
-    port           `Port`, and what passes through it
-    core           `Kind`, its state machines and their snapshots
-    table          the base of the API classes of tables
-    tree_machine   the base of state machines whose shard is one LSM tree
-    capabilities   the protocols above, and the functions that ask for them
-    changes        the change feed of a shard, and `Changing`; change_reading: how it is read
+    port            `Port`, and what passes through it
+    core            `Kind`, its state machines and their snapshots
+    capabilities    the protocols above, and the functions that ask for them
+    table           the base of the API classes of tables
+    tree_machine    the base of state machines whose shard is one LSM tree
+    changes         the change feed of a shard, and `Changing`
+    deadlines       rows of the shard that expire, which its feed reports as deletes
+    change_reading  how a feed is read
 """
 
 from penstock.kinds.capabilities import (

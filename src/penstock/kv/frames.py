@@ -1,4 +1,4 @@
-"""Rows of Arrow tables and of frames for `put_many`, and what is larger than one write may be.
+"""Rows of Arrow tables and data frames for `put_many`, divided so that each part fits into one write.
 
 Thread: pure functions.
 """

@@ -5,6 +5,7 @@
     chain     which segments of a folder are live, from their names
     log       segments as one sequence: append, sync, roll, truncate, recover
     cursor    reads from any index
+    damage    reads a closed log to its end: which segments are damaged, and what can still be read
     settings  sizes of files; what a log reports
 
 docs/format/log.md gives the bytes.

@@ -1,4 +1,4 @@
-"""Concatenated keys and values of a slice, and the order of the keys.
+"""The keys and values of one slice of a merge, joined into single buffers, and the sorted order of the keys.
 
 Keys are sorted by the 8 bytes after their common prefix; only ties are compared further.
 

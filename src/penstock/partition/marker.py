@@ -15,7 +15,7 @@ from penstock.partition.machine import PartitionStateMachine
 
 
 class Marker:
-    """A place between two entries of a partition."""
+    """A reader that waits at a position between two entries of a partition."""
 
     def __init__(self, lsn: int, *, takes_state: bool = False) -> None:
         self.lsn = lsn

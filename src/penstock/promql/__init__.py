@@ -1,22 +1,37 @@
 """PromQL: parse, then evaluate on columns, over anything that offers samples of selectors.
 
-tree             the typed tree of a query
-parser           text to tree, by the library promql-parser; what it gets wrong is handled there
-source           where samples come from (`SampleSource`), and their columns
-labels           label sets as a matrix of codes
-values           scalars and vectors on a grid of steps
-limits           series, samples and time of one query
-windows          the samples in `(t - range, t]` for every series and step; `sums`: exact sums of them
-rates            rate, increase, delta, irate, idelta, resets, changes
-over_time        the family *_over_time; `trends`: deriv, predict_linear, smoothing
-mathematics      functions of one value; `calendar`: functions of time
-label_functions  label_replace, label_join, sorting, absent; `info`: labels of info metrics
-matching         operators between vectors; `operators`: what they do to numbers
-aggregations     sum, avg, topk and their kin; `ranking`: those that choose series or values
-histograms       classic histograms
-functions        all functions by name
-evaluator        walks the tree
-results          what a query returns, also as Arrow
+From text to a result:
+
+    parser           text to tree, by the library promql-parser; what it gets wrong is handled there
+    tree             the typed tree of a query
+    formatting       a tree as text again
+    source           where samples come from (`SampleSource`), and their columns
+    limits           series, samples and time of one query
+    evaluator        walks the tree
+    results          what a query returns, also as Arrow
+
+Values:
+
+    values           scalars and vectors on a grid of steps
+    labels           label sets as a matrix of codes
+    windows          the samples in `(t - range, t]` for every series and step
+
+Functions and operators:
+
+    functions        all functions by name
+    rates            rate, increase, delta, irate, idelta, resets, changes
+    over_time        the family *_over_time
+    sums             sums and means of windows, as Prometheus computes them
+    trends           deriv, predict_linear, smoothing
+    histograms       quantiles and fractions of classic histograms
+    mathematics      functions of one number
+    calendar         functions of time
+    label_functions  label_replace, label_join, sorting, absent
+    info             labels of info metrics
+    matching         operators between vectors
+    operators        what they do to two numbers
+    aggregations     sum, avg and others that give one value for a group
+    ranking          topk, quantile and others that choose series or values
 
 The meaning is that of Prometheus 3 on float samples: ranges are open on the left, a sample is seen for five minutes, a
 staleness marker ends a series, and the metric's name is dropped at the end of a query, not on the way.

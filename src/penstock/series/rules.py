@@ -1,4 +1,4 @@
-"""What a part of a section may hold; sections from other processes are checked as a whole.
+"""The rules for writes to a series table: for what its API is passed, and for sections that other processes send.
 
 Thread: pure functions.
 """

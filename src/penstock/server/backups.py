@@ -1,4 +1,4 @@
-"""`penstock.restore`, `check_backup` and `salvage`: what is done without an open store.
+"""`penstock.restore`, `restore_manifest`, `check_backup` and `salvage`: what is done without an open store.
 
 Thread: any.
 """

@@ -37,14 +37,14 @@ from penstock.server.confirming import ReadConfirmation
 from penstock.server.leased_objects import LeaseCounts, LeasedObjects
 from penstock.server.offer_requests import OfferRequests
 from penstock.server.planning import PIECES_MAX, check_cut, cut_ranges, plan_batch
-from penstock.server.queries import QueryNames
+from penstock.server.query_names import QueryNames
 from penstock.server.rights import ADMIN, LOCAL, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
 from penstock.server.status_requests import StatusRequests
 from penstock.server.table_requests import TableRequests
 from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
-from penstock.store.applied import AppliedReading
+from penstock.store.applied_reading import AppliedReading
 from penstock.store.querying import check_query
 from penstock.store.reports import BackupReport, CheckReport, RotationReport
 from penstock.store.snapshot_port import SnapshotPort

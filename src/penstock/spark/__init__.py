@@ -1,21 +1,43 @@
 """Spark: reads, writes and maintains stores.
 
-    session, views        a local session; a temporary view of each table
-    commit                several tables and a consumer's position in one commit
-    stream, progress      a stream from a queue with exactly-once results
-    wait, caught_up       wait until a stream ends, or stop it on a signal; wait until it has read all
-    maintain              run the large jobs of a store on Spark
-    verify, export        check all files; write a table as Parquet
-    search                join the rows of a DataFrame with their nearest vectors
-    promql                a PromQL range over a series table, by slices of time
+    session(), views()      a local session; a temporary view of each table
+    commit()                several tables and a consumer's position in one commit
+    stream(), progress()    a stream from a queue with exactly-once results
+    wait(), caught_up()     wait until a stream ends, or stop it on a signal; wait until it has read all
+    maintain()              run the large jobs of a store on Spark
+    verify(), export()      check all files; write a table as Parquet
+    search()                join the rows of a DataFrame with their nearest vectors
+    promql()                a PromQL range over a series table, by slices of time
 
-    format                the format `penstock`; the other modules implement it
-    table_ref, arrow      the store and table of an option; types
-    sessions              session, views
-    exactly_once          the stream; batch_runner: its batches; committing: a commit; offset_log: Spark's checkpoint
-    broken_records        a batch that fails; isolation: the search in Spark's tasks; dead_letters: what is set aside
-    maintenance           maintain, verify, export
-    reading, writing, loading, streaming; vectors: search; promql_range: promql
+The modules. The format `penstock`:
+
+    sessions        local sessions with suitable settings; temporary views
+    format          `format("penstock")`: what Spark calls for reads, writes and streams
+    table_ref       the store and table that options name, and this process' connection to the owner
+    arrow           Arrow data in the types of Spark's schema
+    reading         batch reads of a table
+    change_reading  batch reads of a change feed
+    streaming       the streaming source: messages of a queue, or a change feed
+    writing         batch and streaming writes
+    loading         rows that tasks prepare and one commit writes
+
+A stream with exactly-once results:
+
+    exactly_once    starts a stream and reports its progress
+    batch_runner    runs each micro-batch as one commit
+    committing      several tables and a consumer's position in one commit
+    offset_log      reads Spark's checkpoint
+    broken_records  a batch that fails because of some records: sets them aside, and writes the others
+    isolation       finds these records in one Spark job
+    soft_functions  Python functions that report failures during that job, instead of ending the process
+    dead_letters    the records that were set aside, each with its reason
+
+Other work on Spark:
+
+    maintenance     the owner's large jobs, the check of all files, the export to Parquet
+    vectors         nearest neighbours of the vectors in a DataFrame
+    promql_range    a PromQL range as a DataFrame
+    worker_daemon   starts Spark's Python workers sooner
 
 Nothing else in Penstock imports pyspark.
 """

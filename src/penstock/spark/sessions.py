@@ -1,4 +1,4 @@
-"""A Spark session with settings that suit a local pipeline.
+"""A Spark session with settings that suit a local pipeline, and temporary views of a store's tables.
 
 Thread: the driver's.
 """

@@ -438,7 +438,7 @@ class StoreArchive:
         """Return the rows whose files must leave the folder, the oldest first; evicted ones may have left a file."""
         gone = [each for each in rows if isinstance(each[1].residency, Evicted)]
         here = [each for each in rows if not isinstance(each[1].residency, Evicted)]
-        archived = [each for each in here if _name(each[1].residency) == "archived"]
+        archived = [each for each in here if isinstance(at := each[1].residency, RemoteArchived) and at.verified]
         archived.sort(key=lambda each: each[1].uploaded_at_epoch_ms or 0)
         surplus = 0
         if policy.local_bytes_max is not None:
@@ -486,9 +486,3 @@ def _sum(reports: list[EvictReport]) -> EvictReport:
 
 def _evicts(policy: ArchivePolicy) -> bool:
     return policy.evict_after_ms is not None or policy.local_bytes_max is not None
-
-
-def _name(residency: object) -> str:
-    if isinstance(residency, RemoteArchived):
-        return "archived" if residency.verified else "unverified"
-    return "evicted" if isinstance(residency, Evicted) else "local"

@@ -1,6 +1,6 @@
 """The live port into a store that this process owns: writes, tables, staged files, services. `live_reading` reads.
 
-`applied` is the port of other processes, `snapshot_port` that of a snapshot.
+`applied_reading` has the reads of clients, `snapshot_port` those of a snapshot.
 
 Thread: any.
 """

@@ -8,6 +8,11 @@ begins with `Test`, and define the fixture:
         def fs(self) -> FileSystem:
             return MyFileSystem()
 
-`file_system`, `manifest_engine`, `consensus`, `reading` and `port` hold a suite each. They import pytest, so nothing in
-the rest of `penstock.testing` imports them.
+    file_system      `FileSystem`, `File`, `Folder` and `Lock`
+    manifest_engine  the transactional store under the manifest
+    consensus        `Consensus`: what makes a journal record durable
+    reading          `Reading`: reads in the owner, by a client and in a snapshot
+    port             `Port`: a store in the owner and by a client
+
+They import pytest, so nothing in the rest of `penstock.testing` imports them.
 """

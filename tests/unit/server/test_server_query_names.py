@@ -14,7 +14,7 @@ from penstock.host.randomness import system_random
 from penstock.host.steady_clock import SteadyClock
 from penstock.protocol import wire
 from penstock.server.gateway import QUERY_KEEPS_S, Gateway
-from penstock.server.queries import KEPT_US, QueryNames
+from penstock.server.query_names import KEPT_US, QueryNames
 from penstock.server.rights import LOCAL
 from penstock.server.service import service_of
 from penstock.store.store import Store

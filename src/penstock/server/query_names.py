@@ -29,7 +29,7 @@ class QueryNames:
 
     def __init__(self, fs: FileSystem, path: str, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threads.lock("server.queries")
+        self._lock = threads.lock("server.query_names")
         self._names: dict[str, dict[str, int]] = {}  # guarded by _lock; by client and name, when it was used
         make_dirs(fs, parent(path))
         self._file = fs.open(path, write=True) if fs.exists(path) else fs.create(path)
