@@ -213,6 +213,7 @@ class Tables(KvOfStore):
         archive: ArchivePolicy | EllipsisType | None = ...,
         wal_dir: str | EllipsisType = ...,
         chunk_dir: str | EllipsisType = ...,
+        level_compression: tuple[CompressionConfig, ...] | EllipsisType = ...,
     ) -> StorageOptions:
         """Change storage options of a table, durably and while it is in use; return all of them.
 
@@ -230,6 +231,7 @@ class Tables(KvOfStore):
             "archive": archive,
             "wal_dir": wal_dir,
             "chunk_dir": chunk_dir,
+            "level_compression": level_compression,
         }
         changes = {option: value for option, value in given.items() if value is not ...}
         for _ in range(ALTER_ATTEMPTS):
