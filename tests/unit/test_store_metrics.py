@@ -50,7 +50,8 @@ SEED_002 = {
     "failed fsyncs": "fsync_failures_total",
     "rejects": "admission_rejects_total",
     "retries": "admission_retries_total",
-    "Raft-side metrics": "journal_committed_index",
+    "rejects of a partition": "partition_admission_rejects_total",
+    "Raft-side metrics": "journal_committed_index",  # those of a cluster: test_member_acks
     "stages of the write/apply pipeline": "write_stage_seconds_count",
     "partition_snapshot_index": "partition_snapshot_index",
     "global_applied_floor": "global_applied_floor",

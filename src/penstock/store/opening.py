@@ -202,6 +202,7 @@ class OpenedParts(WiredParts):
             manifest=self._manifest,
             recovered=self._recovered_state,
             clock=self._clock,
+            tenure=self._tenure,
         )
         self._port.totals_of = self._meter.stream_totals
         if not self.settings.background:
