@@ -23,6 +23,7 @@ from penstock.partition.checkpoint import CheckpointSettings
 from penstock.registry import check_settings
 from penstock.scheduler.scheduler import SchedulerSettings
 from penstock.store.archive_settings import ArchiveSettings
+from penstock.store.statsd import parse_agent
 from penstock.store.tracing import WriteStage
 
 RESERVE_BYTES = 8 << 20  # held back, so that deletes can be written to a full disk
@@ -63,6 +64,7 @@ class StoreSettings:
     offer_bytes_min: int = 256 << 20  # compactions of at least this size are offered to Spark drivers
     metrics_port: int | None = None  # of an HTTP endpoint /metrics for Prometheus; 0: any free port; None: no endpoint
     metrics_host: str = "127.0.0.1"  # the address that it listens on; others than loopback let everyone there read
+    statsd: str | None = None  # ADDRESS:PORT of an agent that gets the metrics in datagrams; None: none does
     trace: Callable[[WriteStage], object] | None = None  # called with every stage of every write; must be quick
     keys: Keys | None = field(default=None, repr=False)  # master keys: file:PATH, env:NAME, a dict or a function
     encrypt: bool = False  # whether new tables are encrypted, unless they are created with encrypted=False
@@ -82,6 +84,8 @@ class StoreSettings:
         if self.metrics_port is not None:
             whole(self.metrics_port, "metrics_port", 0, 65_535)
         text(self.metrics_host, "metrics_host", 255)
+        if self.statsd is not None:
+            parse_agent(self.statsd)
         if self.trace is not None and not callable(self.trace):
             raise Invalid(f"trace is a function that takes a WriteStage, not {in_short(self.trace)}")
         check_settings(self.kinds)
