@@ -79,9 +79,9 @@ class StatsdSender:
             for values, value in family.samples.items():
                 tags = _tags(family.labels, values)
                 if isinstance(value, Distribution):
-                    totals = ((f"{family.name}_count", float(value.total)), (f"{family.name}_sum", value.sum))
+                    totals = [(f"{family.name}_count", float(value.total)), (f"{family.name}_sum", value.sum)]
                 elif family.kind == "counter":
-                    totals = ((family.name, float(value)),)
+                    totals = [(family.name, float(value))]
                 else:
                     yield from _gauge_lines(family.name, float(value), tags)
                     continue
