@@ -348,6 +348,8 @@ WRONG_SETTINGS: dict[str, list[Any]] = {
     "reserve_bytes": [*NOT_WHOLE, HUGE],
     "offer_bytes_min": [*NOT_WHOLE, HUGE],
     "flush_interval_s": [*NOT_SECONDS, 0, INF, 1e300, None],
+    "flush_bytes": [0, -1, 1.5, True, "8", None, 1 << 40],
+    "waiting_writes_max": [-1, 1.5, True, "8", None, 1 << 40],
     **{key: ["no", 1, None] for key in ("durable", "background", "serve", "trust_clock")},
     **{key: [1, None, {}] for key in ("journal", "dispatcher", "checkpoint", "collection")},
     "kinds": [

@@ -34,6 +34,7 @@ from penstock.server.service import service_of
 from penstock.store.kept_metrics import HASHED, number_of
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store, open_store
+from penstock.testing.members import await_true
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -50,7 +51,8 @@ SEED_002 = {
     "failed fsyncs": "fsync_failures_total",
     "rejects": "admission_rejects_total",
     "retries": "admission_retries_total",
-    "Raft-side metrics": "journal_committed_index",
+    "rejects of a partition": "partition_admission_rejects_total",
+    "Raft-side metrics": "journal_committed_index",  # those of a cluster: test_member_acks
     "stages of the write/apply pipeline": "write_stage_seconds_count",
     "partition_snapshot_index": "partition_snapshot_index",
     "global_applied_floor": "global_applied_floor",
@@ -188,6 +190,19 @@ def lint(text: str) -> list[str]:
     ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30, check=False)
     lines = [line for line in (ran.stdout + ran.stderr).splitlines() if line]
     return [line for line in lines if not line.startswith("penstock_partition_backlog_age_ms ")]
+
+
+def test_the_size_that_settings_give_forces_a_flush(tmp_path: Path) -> None:
+    settings = StoreSettings(flush_bytes=10_000, flush_interval_s=3600.0, waiting_writes_max=7)
+    assert settings.coordinator.waiting_writes_max == 7
+    with penstock.open(tmp_path / "store", settings=settings) as store:
+        table = store.kv("t")
+        table.put(b"small", b"v")
+        time.sleep(0.2)
+        assert value(read(store.metrics.exposition()), "coordinator_flushes_total", trigger="size") == 0
+        epoch = table.put(b"large", bytes(20_000))
+        await_true(lambda: store.statistics().durable_epoch >= epoch, "a flush by size")
+        assert value(read(store.metrics.exposition()), "coordinator_flushes_total", trigger="size") == 1
 
 
 # -- kept across openings

@@ -40,6 +40,7 @@ def serve(  # noqa: PLR0917 - typer reads the signature
         bool, typer.Option("--console-write", help="with --http: the console's buttons may change something")
     ] = False,
     metrics_port: Annotated[int | None, typer.Option(help="of http://127.0.0.1:PORT/metrics for Prometheus")] = None,
+    statsd: Annotated[str | None, typer.Option(help="ADDRESS:PORT of a StatsD agent that gets the metrics")] = None,
     archive: Annotated[str | None, typer.Option(help="URL of an object store, like s3://bucket/prefix")] = None,
     keys: Keys = None,
 ) -> None:
@@ -57,7 +58,7 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
     options += ["--create"] if create else []
     options += ["--console-write"] if console_write else []
-    settings = penstock.StoreSettings(metrics_port=metrics_port, keys=keys)
+    settings = penstock.StoreSettings(metrics_port=metrics_port, statsd=statsd, keys=keys)
     with (
         stop_on_signals() as stopping,
         penstock.open(store, settings=settings, archive=archive) as opened,

@@ -38,8 +38,7 @@ class ComponentId(IntEnum):
     WAL = 2
     ORCHESTRATOR = 3
     JOB_IDS = 16
-    DB_IDS = 17
-    CHUNK_IDS = 18
+    CHUNK_IDS = 18  # 17 is not used: the ledger gives tables their ids
     TABLES = 19  # above the LSN of the last change of a table that the rows of `db` follow
 
 

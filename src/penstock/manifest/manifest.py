@@ -25,7 +25,7 @@ from penstock.manifest import tables
 from penstock.manifest.engine import EngineOpener, ManifestEngine, ReadView
 from penstock.manifest.environment import LmdbEngine, backup_path, remove_stamp
 from penstock.manifest.examine import examine
-from penstock.manifest.keys import ChunkId, ChunkKey, ComponentId, DbId, JobId, MetricKey, PendingJobKey, WalStateKey
+from penstock.manifest.keys import ChunkId, ChunkKey, ComponentId, JobId, MetricKey, PendingJobKey, WalStateKey
 from penstock.manifest.migrations import migrate
 from penstock.manifest.operations import (
     BumpGeneration,
@@ -281,10 +281,6 @@ class Manifest:
     def reserve_job_id(self) -> JobId:
         """Return a new job id."""
         return JobId(self._reserve(ComponentId.JOB_IDS))
-
-    def reserve_db_id(self) -> DbId:
-        """Return a new table id."""
-        return DbId(self._reserve(ComponentId.DB_IDS))
 
     def reserve_chunk_id(self) -> ChunkId:
         """Return a new chunk id."""

@@ -2,7 +2,7 @@
 
     1 open and migrate            `Manifest.open`
     2 descriptors of tables       `RecoveredState.descriptors`, if they are behind the ledger; else when they are used
-    3 progress and gates          `RecoveredState.table`, when a table is first used; a gate is read where it is asked
+    3 progress and gates          a partition reads its row when it is opened; a gate is read where it is asked for
     4 chunks                      `RecoveredState.chunks`, when a table is first used; then, in the background, the
                                   archive enqueues a VERIFY job if copies are not verified, or evicted files still here
     5 jobs                        repairs are queued for those whose process died; the runners find all that wait
@@ -35,18 +35,8 @@ from penstock.manifest.records import (
     JobRecord,
     MetricRecord,
     RemoteArchived,
-    WalStateRecord,
 )
 from penstock.manifest.tables import DB, GENERATIONS, JOBS, METRICS, PENDING, partitions
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecoveredTable:
-    """A table, its partitions by shard, and its gates by job kind."""
-
-    descriptor: DbDescriptorRecord
-    partitions: Mapping[int, WalStateRecord]
-    gates: Mapping[int, FlushGateState]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +60,6 @@ class RecoveredState:
     def descriptor(self, db_id: int) -> DbDescriptorRecord | None:
         """Return the descriptor of a table; None if it has none."""
         return self._manifest.get_db(db_id)
-
-    def table(self, db_id: int) -> RecoveredTable | None:
-        """Return a table with its partitions and gates; None if it has no descriptor."""
-
-        def load(view: ReadView) -> RecoveredTable | None:
-            descriptor = DB.get(view, db_id)
-            if descriptor is None:
-                return None
-            shards = {key.shard: record for key, record in partitions(view, db_id)}
-            return RecoveredTable(descriptor=descriptor, partitions=shards, gates=_gates(view, db_id))
-
-        return self._manifest.read(load)
 
     def metrics_of(self, scope: int) -> dict[int, MetricRecord]:
         """Return the metrics of a table, or of the store (0), by kind."""

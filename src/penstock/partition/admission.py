@@ -16,6 +16,7 @@ reservation ends with its write, whatever happens to that: at the latest after R
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -102,15 +103,25 @@ class PartitionAdmission:
     """Judges writes and reads by the state of their partition."""
 
     def __init__(
-        self, settings: DispatcherSettings, backlogs: Backlogs, *, clock: Clock, published: Callable[[], int]
+        self,
+        settings: DispatcherSettings,
+        backlogs: Backlogs,
+        *,
+        clock: Clock,
+        published: Callable[[], int],
+        lag_max_of: Callable[[int], int | None] = lambda table_id: None,
     ) -> None:
+        """`lag_max_of` returns the lag that a table tolerates; None: as the settings say."""
         self.settings = settings
         self._backlogs = backlogs
         self._clock = clock
         self._published = published
+        self._lag_max_of = lag_max_of
         self._lock = threads.lock("partition.admitted")
         self.dispatched: Callable[[], int] = lambda: 1 << 62  # the last epoch whose record was dispatched
         self.refusals = {"paused": 0, "partition": 0, "store": 0}  # writes, by what refused them; without a lock
+        self.rejects: Counter[tuple[int, str]] = Counter()  # refused writes by partition and limit; without a lock
+        self.retries: Counter[int] = Counter()  # writes that had to wait, by partition; without a lock
 
     def is_frozen(self, partition: Partition) -> bool:
         """Whether entries wait and none was applied for `stall_s`."""
@@ -191,11 +202,12 @@ class PartitionAdmission:
         lag = self._published() - partition.machine.applied if operations else 0
         operations += len(partition.admitted)
         waiting_bytes = partition.waiting_bytes + partition.admitted_bytes
+        lag_max = self._lag_max_of(partition.descriptor.table_id) or settings.partition_lag_max
         for name, maximum, value, counted in (
             ("partition_operations_max", settings.partition_operations_max, operations, "waiting operations"),
             ("partition_bytes_max", settings.partition_bytes_max, waiting_bytes, "waiting bytes"),
             ("partition_age_s_max", settings.partition_age_s_max, round(self.age_s(partition), 3), "s of waiting"),
-            ("partition_lag_max", settings.partition_lag_max, lag, "records to catch up with"),
+            ("partition_lag_max", lag_max, lag, "records to catch up with"),
         ):
             if value >= maximum:
                 return name, maximum, value, counted
@@ -302,7 +314,7 @@ class PartitionAdmission:
                 partition.unguard(self._backlogs.guards_all)
                 if not partition.guarded:
                     return Reservation(size, 0.0)  # counted by nobody: nothing waits there
-        deadline_s = self._clock.monotonic_s() + timeout_s
+        deadline_s, waited = self._clock.monotonic_s() + timeout_s, False
         while True:
             if refusal is None:
                 reserved = self._reserve(partition, size)
@@ -312,11 +324,19 @@ class PartitionAdmission:
             left_s = deadline_s - self._clock.monotonic_s()
             waits = isinstance(refusal, Backpressure) and not partition.failures and refusal.limit != "signal"
             if not waits or left_s <= 0 or not self._backlogs.workers.count:
-                paused = isinstance(refusal, PartitionPaused)
-                self.refusals["paused" if paused else "partition" if getattr(refusal, "partition", 0) else "store"] += 1
+                self._count_refusal(partition, refusal)
                 raise refusal
+            if not waited:
+                waited = True
+                self.retries[partition.descriptor.partition] += 1
             self._wait(min(left_s, _POLL_S))
             refusal = self.writing_refused(partition, size)
+
+    def _count_refusal(self, partition: Partition, refusal: PenstockError) -> None:
+        paused = isinstance(refusal, PartitionPaused)
+        self.refusals["paused" if paused else "partition" if getattr(refusal, "partition", 0) else "store"] += 1
+        limit = getattr(refusal, "limit", "") or ("paused" if paused else "failing")
+        self.rejects[partition.descriptor.partition, limit] += 1
 
     def _wait(self, timeout_s: float) -> None:
         """Sleep until a backlog gets shorter, or time is up."""

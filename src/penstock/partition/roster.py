@@ -103,7 +103,13 @@ class Roster(ABC):
             on_applied=on_applied,
             on_released=self._collect,
         )
-        self.admission = PartitionAdmission(settings, self.backlogs, clock=clock, published=lambda: self.published)
+        self.admission = PartitionAdmission(
+            settings,
+            self.backlogs,
+            clock=clock,
+            published=lambda: self.published,
+            lag_max_of=self._lag_max_of,
+        )
         self.admit = self.admission.admit
         self.refusals = self.admission.refusals
         self.published = ledger.tree.lsn  # the last record that is applied everywhere; read without a lock
@@ -117,6 +123,10 @@ class Roster(ABC):
         self._opening: dict[PartitionId, PartitionOpening] = {}  # guarded by turn: partitions that a thread opens
         self.is_repairable: Callable[[PartitionId], bool] = lambda number: False  # whether it has a snapshot
         self._to_open: list[PartitionId] = []  # unopened ones with new entries, which no thread was given yet
+
+    def _lag_max_of(self, table_id: int) -> int | None:
+        info = self.ledger.table_by_id(table_id)
+        return None if info is None else info.storage_options.lag_max
 
     def start_workers(self) -> None:
         """After recovery: let threads of their own apply what touches files. Without this, callers apply it."""

@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 
 from penstock.archive.storage import LEVELS_MAX, CodecOfLevel
-from penstock.arguments import in_short
+from penstock.arguments import in_short, whole
 from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
 from penstock.manifest.records import (
+    LIMIT_MAX,
     ArchivePolicy,
     Codec,
     CompressionConfig,
@@ -58,6 +59,7 @@ class StorageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     retention: RetentionPolicy = RetentionPolicy()
     archive: ArchivePolicy | None = None
     level_compression: tuple[CompressionConfig, ...] = ()  # by level of the tree, the last one for all deeper
+    lag_max: int | None = None  # records that a shard may be behind; None: `DispatcherSettings.partition_lag_max`
 
     def __post_init__(self) -> None:
         for name in ("wal_dir", "chunk_dir"):
@@ -72,6 +74,8 @@ class StorageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise Invalid(
                 f"level_compression is a tuple of up to {LEVELS_MAX} CompressionConfig, not {in_short(levels)}"
             )
+        if self.lag_max is not None:
+            whole(self.lag_max, "lag_max", 1, LIMIT_MAX)
 
 
 DEFAULT = StorageOptions()

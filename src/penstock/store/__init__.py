@@ -56,6 +56,7 @@ Statistics and metrics:
     inspection         jobs and files, as lists for people
     metrics            the store's own parts as metrics
     kept_metrics       counters that outlive the process, in the manifest
+    statsd             sends the metrics to a StatsD agent
     stream_counts      what the batches of each stream wrote
 
 Backup and repair:

@@ -13,6 +13,7 @@ from penstock.errors import PenstockError
 from penstock.host.metrics import Keep, MetricFamily, Metrics, MetricSamples, counter, gauge, histogram
 from penstock.host.steady_clock import SteadyClock
 from penstock.journal.consensus import Consensus
+from penstock.journal.partitions import shard_number, table_of
 from penstock.lsm.maintenance import Maintenance
 from penstock.lsm.metrics import export_trees
 from penstock.manifest.manifest import Manifest
@@ -23,6 +24,7 @@ from penstock.partition.ledger_records import LEDGER_TABLE, TableInfo
 from penstock.queue.calls import StreamTotals
 from penstock.scheduler.task import Outcome
 from penstock.store.flusher import Coordinator, StoreFlusher
+from penstock.store.following import MemberJournal
 from penstock.store.kept_metrics import KeptMetrics
 from penstock.store.reports import PartitionStatistics
 from penstock.store.statistics import PARTITION_STATES, all_partitions, applied_floor
@@ -61,8 +63,11 @@ class StoreMeter:
         manifest: Manifest,
         recovered: RecoveredState,
         clock: SteadyClock,
+        tenure: MemberJournal | None = None,
     ) -> None:
+        """`tenure` is the journal of a member of a cluster."""
         self._metrics = metrics
+        self._tenure = tenure
         self._coordinator = coordinator
         self._dispatcher = dispatcher
         self._flusher = flusher
@@ -71,7 +76,7 @@ class StoreMeter:
         self._clock = clock
         export_trees(maintenance, metrics, self._table_name)
         streams = partial(flusher.streams.families, dispatcher.ledger)
-        for source in (self._partitions, self._admission, self._journal, self._time, streams):
+        for source in (self._partitions, self._admission, self._journal, self._members, self._time, streams):
             metrics.collect_from(source)
         self._kept = KeptMetrics(manifest, self._table_id, recovered.metrics_of)
         metrics.with_earlier = self._kept.with_earlier
@@ -96,6 +101,11 @@ class StoreMeter:
     def _table_name(self, table_id: int) -> str | None:
         info = self._dispatcher.ledger.table_by_id(table_id)
         return LEDGER_NAME if table_id == LEDGER_TABLE else None if info is None else info.name
+
+    def _shard(self, partition: int) -> tuple[str, str] | None:
+        """Return the table and the shard of a partition as labels; None if the table was dropped."""
+        name = self._table_name(table_of(partition))
+        return None if name is None else (name, str(shard_number(partition)))
 
     def _table_id(self, name: str) -> int | None:
         info = self._dispatcher.ledger.table(name)
@@ -124,7 +134,22 @@ class StoreMeter:
         yield counter("admission_rejects", "Writes refused, by the limit that they met", rejects, ("limit",))
         groups: MetricSamples = {(one.name.lower(),): count for one, count in self._flusher.refused_groups.items()}
         yield counter("groups_refused", "Groups that the ledger did not accept, by its verdict", groups, ("verdict",))
-        yield counter("admission_retries", "Writes that found no room and were tried again", writing.waited_writes)
+        admission = self._dispatcher.admission
+        rejected, retried = admission.rejects.copy(), admission.retries.copy()  # in one step: others count meanwhile
+        waited = writing.waited_writes + retried.total()
+        yield counter("admission_retries", "Writes that found no room and were tried again", waited)
+        labels = ("table", "shard")
+        refusals: MetricSamples = {
+            (*shard, limit): count
+            for (partition, limit), count in rejected.items()
+            if (shard := self._shard(partition)) is not None
+        }
+        text = "Writes to a partition that were refused, by the limit that they met"
+        yield counter("partition_admission_rejects", text, refusals, (*labels, "limit"))
+        retries: MetricSamples = {
+            shard: count for partition, count in retried.items() if (shard := self._shard(partition)) is not None
+        }
+        yield counter("partition_admission_retries", "Writes that had to wait for a partition", retries, labels)
 
     def _journal(self) -> Iterable[MetricFamily]:
         took = self._flusher.journal_seconds.read()
@@ -145,6 +170,28 @@ class StoreMeter:
         yield counter("checkpoints", "Checkpoints that ended", checkpoint.runs, keep=Keep.WITH_OTHERS)  # idle, too
         yield counter("checkpoint_spilled_partitions", "Partitions that checkpoints spilled", checkpoint.spilled)
         yield counter("checkpoint_dropped_segments", "Segments that checkpoints dropped", checkpoint.segments_dropped)
+
+    def _members(self) -> Iterable[MetricFamily]:
+        """What keeps records in the journal: partitions that have not stored them, members that lack them."""
+        tracker, published, first = self._dispatcher.tracker, self._dispatcher.published, int(self._consensus.first)
+        if self._tenure is not None:
+            tracker.hear(self._tenure.acks())
+        needed, required = tracker.needed_from(published), tracker.required_from(published)
+        yield gauge("journal_needed_index", "The oldest LSN that a partition here needs", max(first, needed))
+        text = "The oldest LSN that a partition here, or a member that is waited for, needs"
+        yield gauge("journal_required_index", text, max(first, required))
+        text = "The term of the cluster in which the store was opened; of a store alone, its incarnation"
+        yield gauge("consensus_term", text, self._consensus.incarnation)
+        acknowledged: MetricSamples = {(member,): lsn for member, lsn in tracker.acknowledged().items()}
+        text = "The LSN up to which another member has all records on disk, as far as is known here"
+        yield gauge("member_acknowledged_index", text, acknowledged, ("member",))
+        masters: MetricSamples = {}
+        for each in self._dispatcher.opened():
+            master = "" if self._tenure is None else self._tenure.master_of(each.descriptor.partition)
+            if master:
+                masters[each.descriptor.name, str(each.descriptor.shard), master] = 1
+        text = "1 for the member that is preferred for reads of the partition"
+        yield gauge("partition_master", text, masters, ("table", "shard", "member"))
 
     def _time(self) -> Iterable[MetricFamily]:
         text = "Seconds by which the machine's wall clock is ahead of the store's time"

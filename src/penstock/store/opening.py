@@ -35,6 +35,7 @@ from penstock.store.identity import load_identity
 from penstock.store.metrics import StoreMeter
 from penstock.store.reserve import Reserve
 from penstock.store.settings import StoreSettings
+from penstock.store.statsd import INTERVAL_S, StatsdSender, parse_agent
 from penstock.store.wiring import WiredParts
 
 logger = logging.getLogger(__name__)
@@ -188,6 +189,8 @@ class OpenedParts(WiredParts):
 
     # -- background
 
+    _statsd: StatsdSender | None = None  # sends metrics to an agent, if the settings name one
+
     def _start(self) -> None:
         export_coordinator(self._coordinator, self.metrics)
         export_scheduler(self._scheduler, self.metrics)
@@ -202,10 +205,13 @@ class OpenedParts(WiredParts):
             manifest=self._manifest,
             recovered=self._recovered_state,
             clock=self._clock,
+            tenure=self._tenure,
         )
         self._port.totals_of = self._meter.stream_totals
         if not self.settings.background:
             return
+        if self.settings.statsd is not None:
+            self._statsd = StatsdSender(self.metrics, parse_agent(self.settings.statsd))
         self._dispatcher.start_workers()
         self._coordinator.start()
         for task in (
@@ -216,6 +222,7 @@ class OpenedParts(WiredParts):
             *self._durable_jobs.tasks(),
             *self._archive.tasks(),
             PeriodicTask("keep-metrics", 5.0, self._meter.save),
+            *(() if self._statsd is None else (PeriodicTask("statsd", INTERVAL_S, self._statsd.send),)),
         ):
             self._scheduler.register(task)
         for name, interval_s in self.settings.task_intervals_s.items():
@@ -261,6 +268,8 @@ class OpenedParts(WiredParts):
         if not self.read_only and self._has_folder():
             self._trimmer.at_close()
             self._meter.save_at_close()
+        if self._statsd is not None:
+            self._statsd.send_last()
         logger.info("%s: shut down at LSN %d", self.path, self._consensus.committed)
 
     def _has_folder(self) -> bool:

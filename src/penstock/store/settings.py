@@ -23,11 +23,14 @@ from penstock.partition.checkpoint import CheckpointSettings
 from penstock.registry import check_settings
 from penstock.scheduler.scheduler import SchedulerSettings
 from penstock.store.archive_settings import ArchiveSettings
+from penstock.store.statsd import parse_agent
 from penstock.store.tracing import WriteStage
 
 RESERVE_BYTES = 8 << 20  # held back, so that deletes can be written to a full disk
 WRITE_BYTES_MAX = 128 << 20  # of one write, whatever the memory
 FLUSH_INTERVAL_S_MAX = 24 * 3600.0
+WAITING_WRITES_MAX = 1_000_000
+FLUSH_BYTES = 8 << 20
 SETTING_BYTES_MAX = 1 << 50  # of any size among the settings
 
 
@@ -52,6 +55,8 @@ class StoreSettings:
     archive: ArchiveSettings = field(default_factory=ArchiveSettings)  # with `penstock.open(path, archive=...)`
     kinds: tuple[object, ...] = ()  # settings of kinds, like `QueueSettings()`: at most one of each type
     flush_interval_s: float = 0.1
+    flush_bytes: int = FLUSH_BYTES  # pending writes of this size are flushed at once
+    waiting_writes_max: int = 1_000  # writes that wait for memory; further ones are refused at once
     background: bool = True  # False: no threads; maintenance runs when it is called
     serve: bool = True  # whether `penstock.open` lets other processes of this user connect
     reserve_bytes: int = RESERVE_BYTES
@@ -59,6 +64,7 @@ class StoreSettings:
     offer_bytes_min: int = 256 << 20  # compactions of at least this size are offered to Spark drivers
     metrics_port: int | None = None  # of an HTTP endpoint /metrics for Prometheus; 0: any free port; None: no endpoint
     metrics_host: str = "127.0.0.1"  # the address that it listens on; others than loopback let everyone there read
+    statsd: str | None = None  # ADDRESS:PORT of an agent that gets the metrics in datagrams; None: none does
     trace: Callable[[WriteStage], object] | None = None  # called with every stage of every write; must be quick
     keys: Keys | None = field(default=None, repr=False)  # master keys: file:PATH, env:NAME, a dict or a function
     encrypt: bool = False  # whether new tables are encrypted, unless they are created with encrypted=False
@@ -70,12 +76,16 @@ class StoreSettings:
         for name, least in (("memory_bytes_max", 256 << 20), ("reserve_bytes", 0), ("offer_bytes_min", 0)):
             whole(getattr(self, name), name, least, SETTING_BYTES_MAX)
         seconds(self.flush_interval_s, "flush_interval_s", FLUSH_INTERVAL_S_MAX, above_zero=True)
+        whole(self.flush_bytes, "flush_bytes", 1, self.pending_bytes_max)
+        whole(self.waiting_writes_max, "waiting_writes_max", 0, WAITING_WRITES_MAX)
         for name, kind in _SETTING_TYPES.items():
             if not isinstance(getattr(self, name), kind):
                 raise Invalid(f"{name} is a {kind.__name__}, not {in_short(getattr(self, name))}")
         if self.metrics_port is not None:
             whole(self.metrics_port, "metrics_port", 0, 65_535)
         text(self.metrics_host, "metrics_host", 255)
+        if self.statsd is not None:
+            parse_agent(self.statsd)
         if self.trace is not None and not callable(self.trace):
             raise Invalid(f"trace is a function that takes a WriteStage, not {in_short(self.trace)}")
         check_settings(self.kinds)
@@ -96,12 +106,18 @@ class StoreSettings:
     def coordinator(self) -> CoordinatorSettings:
         return CoordinatorSettings(
             flush_interval_s=self.flush_interval_s,
-            flush_bytes=8 << 20,
-            bytes_max=min(self.memory_bytes_max // 12, WRITE_BYTES_MAX),  # from 1 GiB on, the largest write fits
+            flush_bytes=self.flush_bytes,
+            bytes_max=self.pending_bytes_max,
+            waiting_writes_max=self.waiting_writes_max,
             bytes_max_remedy="split it, or open the store with a larger memory_bytes_max"
             if self.memory_bytes_max < 12 * WRITE_BYTES_MAX
             else "split it, or use store.load",
         )
+
+    @property
+    def pending_bytes_max(self) -> int:
+        """The limit for writes that are not applied yet."""
+        return min(self.memory_bytes_max // 12, WRITE_BYTES_MAX)  # from 1 GiB on, the largest value fits
 
     @property
     def rows_bytes_max(self) -> int:

@@ -56,7 +56,7 @@ from penstock.manifest.recovery import RecoveredState
 from penstock.manifest.tables import DB, METRICS, PENDING, chunks, partitions
 from penstock.partition.ledger import Ledger
 from penstock.partition.ledger_records import LEDGER_TABLE, TableInfo, TableStatus
-from penstock.partition.storage_options import StorageOptions, for_manifest
+from penstock.partition.storage_options import for_manifest
 from penstock.store.table_description import JobGate, ShardProgress, TableDescription
 
 logger = logging.getLogger(__name__)
@@ -164,8 +164,10 @@ class DbRegistry:
         for db_id, info in tables.items():
             if before.get(db_id) is info:
                 continue
-            row, wanted = rows.get(db_id), _descriptor(info, generation)
-            if row is None or msgspec.structs.replace(wanted, generation=row.generation) != row:
+            row, wanted, known = rows.get(db_id), _descriptor(info, generation), before.get(db_id)
+            # Not all options are in the row: a change of another one raises the generation, too.
+            altered = known is not None and known.storage != info.storage
+            if row is None or altered or msgspec.structs.replace(wanted, generation=row.generation) != row:
                 yield db_id, wanted
         for db_id, row in rows.items():
             if db_id not in tables and not isinstance(row.status, Tombstoned):
@@ -227,7 +229,7 @@ class DbRegistry:
             raise NotFound(f"table {info.name} was dropped: get it from the store again, or use another")
         progress, gates = self._manifest.read(lambda view: _progress(view, info.table_id))
         measured_ms = self._manifest.read(lambda view: _measured_ms(view, info.table_id))
-        options = row.options
+        newest = self._ledger.table_by_id(info.table_id) or info  # read after the row, which follows it
         return TableDescription(
             name=row.name,
             table_id=info.table_id,
@@ -237,14 +239,7 @@ class DbRegistry:
             created=_time(row.created_at_epoch_ms),
             config_hash=row.config_hash.hex(),
             generation=row.generation,
-            storage=StorageOptions(
-                wal_dir=options.wal_dir,
-                chunk_dir=options.chunk_dir,
-                compression=options.compression,
-                encryption=options.encryption,
-                retention=options.retention,
-                archive=options.archive,
-            ),
+            storage=newest.storage_options,
             measured=_time(measured_ms),
             progress=progress,
             gates=gates,

@@ -214,6 +214,8 @@ class Tables(KvOfStore):
         archive: ArchivePolicy | EllipsisType | None = ...,
         wal_dir: str | EllipsisType = ...,
         chunk_dir: str | EllipsisType = ...,
+        level_compression: tuple[CompressionConfig, ...] | EllipsisType = ...,
+        lag_max: int | EllipsisType | None = ...,
     ) -> StorageOptions:
         """Change storage options of a table, durably and while it is in use; return all of them.
 
@@ -231,6 +233,8 @@ class Tables(KvOfStore):
             "archive": archive,
             "wal_dir": wal_dir,
             "chunk_dir": chunk_dir,
+            "level_compression": level_compression,
+            "lag_max": lag_max,
         }
         changes = {option: value for option, value in given.items() if value is not ...}
         for _ in range(ALTER_ATTEMPTS):

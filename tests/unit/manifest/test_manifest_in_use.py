@@ -19,7 +19,11 @@ import pytest
 
 import penstock
 from penstock.manifest import operations, records
+from penstock.manifest.jobs import JobQueue, UniqueJobGate
 from penstock.manifest.keys import ChunkKey, ComponentId, MetricKey, PendingJobKey, WalStateKey
+from penstock.manifest.manifest import Manifest, ManifestTxn
+from penstock.manifest.recovery import RecoveredState
+from penstock.manifest.waiters import GenerationWaiters, WaitHandle
 
 SOURCE = Path(penstock.__file__).parent
 OWN = {"manifest/records.py", "manifest/keys.py"}  # what a module does with its own values does not count
@@ -181,6 +185,26 @@ def test_every_operation_is_made_and_applied() -> None:
     for operation in get_args(operations.ManifestOp):
         assert operation.__name__ in made, f"{operation.__name__} is never made"
         assert applied.count(operation.__name__) > 1, f"{operation.__name__} is never applied"
+
+
+# What seed 000 gives the manifest's users, and production reaches by the operations themselves (ADR 0082).
+ONLY_BY_TESTS = {
+    "ManifestTxn.put_db",
+    "ManifestTxn.delete_db",
+    "ManifestTxn.delete_pending_index",
+    "ManifestTxn.delete_metrics",
+}
+
+
+def test_every_method_is_called_by_production_code_or_named_here() -> None:
+    uses = Uses(sources())
+    uncalled = {
+        f"{each.__name__}.{name}"
+        for each in (Manifest, ManifestTxn, JobQueue, UniqueJobGate, RecoveredState, GenerationWaiters, WaitHandle)
+        for name in vars(each)
+        if not name.startswith("_") and callable(getattr(each, name)) and name not in uses.read
+    }
+    assert uncalled == ONLY_BY_TESTS
 
 
 class Seeded(msgspec.Struct, frozen=True):

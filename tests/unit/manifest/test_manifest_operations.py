@@ -240,7 +240,6 @@ def test_an_unknown_operation_is_refused(manifest: Manifest) -> None:
 def test_reserved_ids_are_given_out_once(manifest: Manifest) -> None:
     ids = [manifest.reserve_job_id() for _ in range(150)]
     assert ids == list(range(1, 151))
-    assert manifest.reserve_db_id() == 1
     assert manifest.reserve_chunk_id() == 1
 
 

@@ -267,7 +267,7 @@ def test_damage_stays_once_it_is_found(path: str) -> None:
     manifest.reserve_job_id()  # other tables are not touched by it
     with pytest.raises(CorruptionError, match="changed since the file was closed"):
         manifest.backup()
-    for use in (manifest.reserve_db_id, lambda: manifest.get_job(1), manifest.backup, lambda: manifest.apply([])):
+    for use in (manifest.reserve_chunk_id, lambda: manifest.get_job(1), manifest.backup, lambda: manifest.apply([])):
         with pytest.raises(CorruptionError, match=re.escape(path)):
             use()
     manifest.close()

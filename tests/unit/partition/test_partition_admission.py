@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,11 +14,13 @@ from interrupts import every_point, where
 from store_model import SETTINGS, open_simulated
 
 import penstock
-from penstock.errors import Backpressure
+from penstock.errors import Backpressure, Invalid
 from penstock.kv.machine import KvMachine
 from penstock.partition.admission import DispatcherSettings, PartitionAdmission, Reservation
+from penstock.queue.machine import QueueMachine
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
+from penstock.testing.members import await_true
 
 LIMITS = DispatcherSettings(partition_operations_max=5, attempts_max=1_000, backoff_s=1e9)
 
@@ -215,6 +218,59 @@ def test_a_signal_holds_back_plain_puts(clock: FakeClock) -> None:
         assert table.get(b"k") == b"3"
 
 
+def behind_by(store: Store, records: int) -> None:
+    """Write records to another table, each of its own: the failing shard is that much further behind."""
+    good = store.kv("good")
+    for number in range(records):
+        good.put(b"%d" % number, b"", durable=True)
+    store._dispatcher.retry()  # each second in a store with background threads: who must ask is decided anew
+
+
+def test_a_table_tolerates_a_lag_of_its_own(clock: FakeClock) -> None:
+    with opened(clock, replace(LIMITS, partition_operations_max=1_000)) as store:
+        bad = store.kv("bad")
+        assert store.describe("bad").storage.lag_max is None
+        behind_by(store, 20)
+        bad.put(b"1", b"")  # a million by the settings
+        assert store.alter("bad", lag_max=10).lag_max == 10
+        behind_by(store, 1)
+        with pytest.raises(Backpressure, match="records to catch up with") as caught:
+            bad.put(b"2", b"")
+        error = caught.value
+        assert (error.table, error.shard, error.limit, error.maximum) == ("bad", 0, "partition_lag_max", 10)
+        assert error.value >= 21
+        (found,) = [one for one in store.statistics().partitions if one.table == "bad"]
+        assert found.state == "throttled"
+        assert store.alter("bad", lag_max=1_000).lag_max == 1_000
+        bad.put(b"2", b"")
+        assert store.alter("bad", lag_max=None).lag_max is None
+        bad.put(b"3", b"")
+        with pytest.raises(Invalid):
+            store.alter("bad", lag_max=0)
+
+
+def test_the_lag_of_the_settings_holds_for_all_other_tables(clock: FakeClock) -> None:
+    with opened(clock, replace(LIMITS, partition_operations_max=1_000, partition_lag_max=10)) as store:
+        behind_by(store, 20)
+        with pytest.raises(Backpressure) as caught:
+            store.kv("bad").put(b"1", b"")
+        assert (caught.value.limit, caught.value.maximum) == ("partition_lag_max", 10)
+        store.alter("bad", lag_max=10_000)
+        store.kv("bad").put(b"1", b"")
+
+
+def test_refusals_are_counted_by_shard_and_limit(clock: FakeClock) -> None:
+    with opened(clock, LIMITS) as store:
+        admitted(lambda number: store.kv("bad").put(b"%d" % number, b""))
+        text = store.metrics.exposition()
+        labels = '{table="bad",shard="0",limit="partition_operations_max"}'
+        assert f"penstock_partition_admission_rejects_total{labels} 1" in text
+        assert 'penstock_admission_rejects_total{limit="partition"} 1' in text
+        assert 'table="good"' not in "".join(line for line in text.splitlines() if "admission" in line)
+        store.drop("bad")
+        assert "partition_admission_rejects_total{" not in store.metrics.exposition()
+
+
 @pytest.fixture
 def served(path: Path) -> Iterator[tuple[Any, Any]]:
     limits = replace(LIMITS, workers=2, backoff_s=60.0)
@@ -233,3 +289,40 @@ def test_clients_get_the_fields(served: tuple[Any, Any]) -> None:
     assert (error.table, error.shard, error.limit, error.maximum) == ("bad", 0, "partition_operations_max", 5)
     assert error.value >= 5
     assert error.retry_after_s > 0
+
+
+def test_writes_that_wait_for_a_shard_are_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    healed, apply = threading.Event(), QueueMachine.apply
+
+    def slow(machine: QueueMachine, entry: Any) -> None:
+        healed.wait(30)
+        apply(machine, entry)
+
+    monkeypatch.setattr(QueueMachine, "apply", slow)
+    limits = DispatcherSettings(partition_operations_max=2, workers=2)
+    settings = penstock.StoreSettings(dispatcher=limits, flush_interval_s=0.01)
+    with penstock.open(str(path), settings=settings) as store:
+        queue = store.queue("slow")
+
+        def write() -> None:
+            while not healed.is_set():
+                queue.put(b"message")
+                healed.wait(0.02)  # so that each is in a record of its own
+
+        writer = threading.Thread(target=write)
+        try:
+            writer.start()
+            await_true(lambda: _retries(store) > 0, "a write that waits")
+        finally:
+            healed.set()
+        writer.join(30)
+        assert not writer.is_alive()
+        assert 'penstock_partition_admission_rejects_total{table="slow"' not in store.metrics.exposition()
+
+
+def _retries(store: Store) -> int:
+    found = re.findall(
+        r'^penstock_partition_admission_retries_total{table="slow",shard="0"} (\d+)$', store.metrics.exposition(), re.M
+    )
+    assert not found or f"penstock_admission_retries_total {found[0]}" in store.metrics.exposition()
+    return int(found[0]) if found else 0

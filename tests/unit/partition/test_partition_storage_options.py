@@ -129,3 +129,22 @@ def test_a_store_keeps_options_and_changes_them_also_for_clients(tmp_path: Path)
         assert found["users"].storage_options == StorageOptions(compression=lz4)
         assert found["events"].storage_options.retention.bytes_max == 5
         assert found["users"].created_us > 0
+
+
+def test_compression_by_level_is_described_and_changed_while_in_use(tmp_path: Path) -> None:
+    zstd, lz4 = CompressionConfig(Codec.ZSTD, 3), CompressionConfig(Codec.LZ4)
+    levels = StorageOptions(level_compression=(CompressionConfig(), zstd))
+    with penstock.open(tmp_path / "s") as store:
+        store.kv("users", storage=levels)
+        before = store.describe("users")
+        assert before.storage == levels
+        with penstock.connect(tmp_path / "s") as client:
+            assert client.describe("users").storage == levels
+            assert client.alter("users", level_compression=(lz4,)).level_compression == (lz4,)
+            changed = client.wait_for_change("users", before.generation, timeout_s=30.0)
+            assert changed.storage == StorageOptions(level_compression=(lz4,))
+        assert store.alter("users", level_compression=(), compression=zstd) == StorageOptions(compression=zstd)
+        with pytest.raises(Invalid):
+            store.alter("users", level_compression=zstd)  # type: ignore[arg-type]
+    with penstock.open(tmp_path / "s") as store:
+        assert store.describe("users").storage == StorageOptions(compression=zstd)

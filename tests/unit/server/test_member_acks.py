@@ -43,6 +43,7 @@ def test_masters_and_acknowledgements(tmp_path: Path) -> None:
             return set(now.acknowledged.values()) == {now.durable_lsn}
 
         await_true(acknowledged, "acknowledgements of all members")
+        _check_metrics(stores[leader], found)
         slow = members.followers()[0]
         members.stop(slow)
         store = members.leader_store()
@@ -58,6 +59,18 @@ def test_masters_and_acknowledgements(tmp_path: Path) -> None:
         await_true(lambda: members.write(lambda store: _first_after_checkpoint(store) > at), "a shorter journal")
         assert _masters(members.members[slow].store()) == found  # rebuilt from its journal and files
         assert len({str(sorted(each.items())) for each in members.digests().values()}) == 1
+
+
+def _check_metrics(store: Store, masters: dict[tuple[str, int], str]) -> None:
+    """The leader's metrics say what each member has, what keeps the journal, and who is preferred for which shard."""
+    now, lines = store.statistics(), set(store.metrics.exposition().splitlines())
+    assert "penstock_consensus_is_leader 1" in lines
+    assert f"penstock_consensus_term {now.incarnation}" in lines
+    assert f"penstock_journal_required_index {now.required_from}" in lines
+    for member, lsn in now.acknowledged.items():
+        assert f'penstock_member_acknowledged_index{{member="{member}"}} {lsn}' in lines
+    for (table, shard), master in masters.items():
+        assert f'penstock_partition_master{{table="{table}",shard="{shard}",member="{master}"}} 1' in lines
 
 
 def _first_after_checkpoint(store: Store) -> int:
