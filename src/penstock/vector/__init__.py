@@ -7,7 +7,8 @@ rows        vectors and Arrow rows that a caller passes
 keys        the keys of rows; `operators`: how sets of internal ids are merged
 machine     the state machine of a shard; `draft`: the edit of one record; `stored`: what its rows hold
 live        the search kernel of a shard in memory, kept up to date; `loaded`: one kernel; `index`, `filtered`, `lists`,
-            `exact`: how it searches; `stored_lists`: without it; `columns`: cached records; `sampling`: recall
+            `exact`: how it searches; `removed`: what it hides; `stored_lists`: without it; `columns`: cached records;
+            `sampling`: recall
 reading     a snapshot of a shard; `pieces`: its pieces for readers in other processes
 searching   queries: search, count, statistics
 training    centroids: k-means, which lists to split and merge; `indexing`: the jobs that do it

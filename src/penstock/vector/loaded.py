@@ -11,10 +11,12 @@ import numpy as np
 
 from penstock.lsm.view import View
 from penstock.vector.draft import AddedVectors, VectorDraft
-from penstock.vector.index import IndexPin, VectorIndex
+from penstock.vector.exact import are_among
+from penstock.vector.index import VectorIndex
 from penstock.vector.keys import I32, U64
 from penstock.vector.operators import id_array
 from penstock.vector.options import VectorOptions
+from penstock.vector.removed import IndexPin
 from penstock.vector.stored import (
     Centroids,
     lists_by_id,
@@ -25,16 +27,6 @@ from penstock.vector.stored import (
 )
 
 UNMEASURED_SHARE = 8  # of the lists a search looks at one, where a machine without faiss made the index
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RemovedIds:
-    """Internal ids that were deleted, and are still in memory for older snapshots."""
-
-    ids: U64
-
-    def to_array(self) -> U64:
-        return self.ids
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,12 +76,9 @@ class LoadedIndex:
         self.index.load(*none, self._centroids.matrix)
         self.index.reserve(np.bincount(lists, minlength=len(self._centroids)).astype(np.int64))
         for ids, vectors in vector_slices(view, self._options.dimensions):
-            places = np.searchsorted(known, ids)
-            found = np.zeros(len(ids), np.bool_)
-            if len(known):
-                found = known[np.minimum(places, len(known) - 1)] == ids
+            found = are_among(ids, known)
             chosen = np.zeros(len(ids), np.int32)
-            chosen[found] = lists[places[found]]
+            chosen[found] = lists[np.searchsorted(known, ids[found])]
             if not found.all():
                 chosen[~found] = self._centroids.nearest(vectors[~found], self._options.metric)
             self.index.add(ids, vectors, chosen)
