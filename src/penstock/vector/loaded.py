@@ -26,6 +26,7 @@ from penstock.vector.stored import (
     vector_slices,
 )
 
+ANOTHER = -1  # stands for the generation of a kernel whose centroids are not in use any more
 UNMEASURED_SHARE = 8  # of the lists a search looks at one, where a machine without faiss made the index
 
 
@@ -85,7 +86,9 @@ class LoadedIndex:
 
     def take_in(self, draft: VectorDraft) -> None:
         """Add what a record added and remove what it removed, in one step."""
-        parts = [(some, self._lists_of(some, draft.generations.current)) for some in draft.live_added()]
+        if draft.generations.current != self.generation:
+            self.generation = ANOTHER  # for good: an index that was dropped and is made anew begins at 1 again
+        parts = [(some, self._lists_of(some)) for some in draft.live_added()]
         self.ceiling = draft.next_id  # first: a search that saw these vectors must find it, see `service`
         if parts:
             ids = np.concatenate([some.ids for some, _ in parts])
@@ -94,10 +97,10 @@ class LoadedIndex:
         elif draft.gone:
             self.index.remove(id_array(draft.gone))
 
-    def _lists_of(self, some: AddedVectors, generation: int) -> I32:
-        """Return the place of each vector's centroid, as apply found it or, for another generation, anew."""
+    def _lists_of(self, some: AddedVectors) -> I32:
+        """Return the place of each vector's centroid, as apply found it or, if that uses other centroids, anew."""
         if not len(self._centroids):
             return np.zeros(len(some.ids), np.int32)
-        if some.lists is not None and generation == self.generation:
+        if some.lists is not None and self.generation != ANOTHER:
             return np.searchsorted(self._centroids.numbers, some.lists).astype(np.int32)
         return self._centroids.nearest(some.vectors, self._options.metric)
