@@ -104,12 +104,12 @@ class RecordCache:
         self.records: dict[int, tuple[str, HitAttributes]] = {}  # by internal id
         self._records_bytes = 0
         self.columns: RecordColumns | None = None  # replaced whole
-        self._allowed: dict[Hashable, tuple[RecordColumns, U64]] = {}
+        self._allowed: dict[Hashable, tuple[RecordColumns, U64]] = {}  # replaced whole
 
     def memory_bytes(self) -> int:
         """Return the memory that the caches take, approximately."""
         columns = self.columns
-        allowed = sum(ids.nbytes for _, ids in list(self._allowed.values()))
+        allowed = sum(ids.nbytes for _, ids in self._allowed.values())
         return self._records_bytes + allowed + (0 if columns is None else columns.nbytes)
 
     def clear(self) -> None:
@@ -152,8 +152,7 @@ class RecordCache:
             return known[1]
         table = columns.table()
         ids: U64 = columns.ids[compile_condition(where, table.schema).mask(table)]
-        if key is not None:
-            if len(self._allowed) >= CONDITIONS_MAX:
-                self._allowed = {}
-            self._allowed[key] = columns, ids
+        if key is not None:  # those of other columns are not found again, and would keep them in memory
+            others = {one: known for one, known in self._allowed.items() if known[0] is columns}
+            self._allowed = {**(others if len(others) < CONDITIONS_MAX else {}), key: (columns, ids)}
         return ids

@@ -41,7 +41,8 @@ def test_a_kernel_keeps_its_own_centroids_when_an_index_is_made_anew() -> None:
     """Also one that got the number of the kernel's: as on a follower, which does not load another kernel for it."""
     pytest.importorskip("faiss")
     place = prepared_place()
-    kernel: Any = place.machine.live.load()
+    kernel = place.machine.live.load()
+    lists: Any = kernel._kernel
     place.write(IndexChange(generation=0, use=True))
     place.write(upserts({f"far{n}": ((100.0 * n, -50.0, 7.0 * n), {}) for n in range(40)}))
     place.write(place.step())
@@ -50,7 +51,7 @@ def test_a_kernel_keeps_its_own_centroids_when_an_index_is_made_anew() -> None:
     assert read_generations(place.tree.view).current == 1
     place.write(upserts({f"new{n}": ((100.0 * n + 1, -50.0, 7.0 * n), {}) for n in range(40)}))
     assert place.machine.live.index is kernel
-    lists, ids = kernel._kernel, np.arange(45, 85, dtype=np.uint64)
+    ids = np.arange(45, 85, dtype=np.uint64)
     nearest_of = nearest_list(lists.vectors(ids), lists.centroids, "euclidean")
     assert lists.lists_of(ids).tolist() == nearest_of.tolist()
     place.close()
