@@ -284,8 +284,8 @@ class VectorIndex:
     ) -> tuple[F32, I64]:
         """Return the distances and ids of the `k` nearest vectors of each query; distance inf and id -1: none.
 
-        Only ids that are `allowed` (ascending), `below` a ceiling and not `deleted` are seen; without `deleted`, those
-        that are not removed.
+        Only ids that are `allowed`, `below` a ceiling and not `deleted` are seen; without `deleted`, those that are not
+        removed. Requires: both arrays ascend.
         """
         queries = prepared(queries, self.metric)
         distances, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
