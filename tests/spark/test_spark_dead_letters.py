@@ -199,6 +199,30 @@ def test_two_kinds_of_broken_records_and_letters_of_the_function(spark: Any, ord
     assert starts == {"x:1": "[CAST_INVALID_IN", "null:1": "penstock.errors.", "aside": "set aside"}
 
 
+def test_a_search_leaves_no_files(spark: Any, orders: Orders, tmp_path: Path) -> None:
+    """Also where a function reports a row and a table refuses another in one evaluation."""
+
+    def route(frame: Any) -> dict[str, Any]:
+        is_long = F.col("payload").cast("string") == "3:99999"
+        key = F.when(is_long, F.repeat(F.lit("k"), 70_000).cast("binary")).otherwise(F.col("key"))
+        amount = F.try_element_at(F.split(F.col("payload").cast("string"), ":"), F.lit(2)).try_cast("long")
+        return results(
+            frame.withColumn("place", place_of("payload")).withColumn("amount", amount).withColumn("key", key)
+        )
+
+    system, folder = spark._jvm.java.lang.System, tmp_path / "reports"
+    before = system.setProperty("java.io.tmpdir", str(folder))
+    folder.mkdir()
+    try:
+        refused, both = {2: b"3:99999"}, {n: b"x" if n % 2 else b"3:99999" for n in range(30, 42)}
+        orders.feed(60, refused | both)
+        told = run(spark, orders, tmp_path, route, max_rows=20)  # the second batch is searched for both at once
+        assert told.dead == 13
+        assert [one.name for one in folder.iterdir() if one.name.startswith("penstock-")] == []
+    finally:
+        system.setProperty("java.io.tmpdir", before)
+
+
 def by_broadcast(frame: Any) -> dict[str, Any]:
     """Fails, and broadcasts the batch."""
     keys = frame.sparkSession.range(5).select(F.concat(F.lit("k"), "id").cast("binary").alias("key"))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import penstock.spark
+from penstock.client.store import RemoteStore
+from penstock.spark import reading, vectors
+from penstock.spark.table_ref import TableRef
 from penstock.store.store import Store
 from penstock.vector import indexing
 
@@ -45,6 +50,36 @@ def test_a_round_trip_keeps_everything(spark: Any, store: Store, folder: str) ->
     assert penstock.spark.verify(spark, folder) == []
 
 
+def test_a_task_that_searches_for_long_renews_the_lease(
+    store: Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the tasks after it, minutes later, find the snapshot of their query closed."""
+    store.vector("docs", dimensions=2).upsert("a", [1.0, 0.0], durable=True)
+    monkeypatch.setattr(vectors, "query_name", lambda what: "a query")
+    now = iter(range(0, 1_000, 10))
+    monkeypatch.setattr(reading, "clock", SimpleNamespace(monotonic_s=lambda: float(next(now))))
+    ref = TableRef.of({"path": folder, "table": "docs"})
+    renewed, snapshot_of = list[str](), RemoteStore.snapshot
+
+    def snapshot(self: RemoteStore, id: str = "") -> Any:  # noqa: A002
+        renewed.append(id)
+        return snapshot_of(self, id)
+
+    monkeypatch.setattr(RemoteStore, "snapshot", snapshot)
+    wanted = vectors._Search(ref, ref.info(), "vector", 1, 0, False, None)
+    batch = pa.record_batch({"vector": pa.array([[1.0, 0.1]], pa.list_(pa.float64()))})
+    found = list(vectors._task(wanted, iter([batch.slice(0, 0), batch, batch, batch])))
+    assert [part.column("neighbor").to_pylist() for part in found] == [["a"]] * 3
+    assert len(renewed) == 3
+    assert len(set(renewed)) == 1
+    assert list(vectors._task(wanted, iter([batch.slice(0, 0)]))) == []
+    monkeypatch.setattr(vectors, "HITS_MAX", 2)  # a task of many neighbours makes some at a time
+    many = pa.concat_batches([batch] * 5)
+    found = list(vectors._task(wanted, iter([many])))
+    assert [part.num_rows for part in found] == [2, 2, 1]
+    assert [part.column("neighbor").to_pylist() for part in found] == [["a", "a"], ["a", "a"], ["a"]]
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_search_finds_what_the_embedded_one_finds(
     spark: Any, store: Store, folder: str, trained: bool, monkeypatch: pytest.MonkeyPatch
@@ -64,7 +99,13 @@ def test_a_search_finds_what_the_embedded_one_finds(
         wanted: Any = docs.search(rows[90:150], k=3, **options)
         expected = sorted((90 + row["query"], row["rank"], row["id"], row["attributes"]) for row in wanted.to_pylist())
         assert sorted((r["name"], r["rank"], r["neighbor"], r["neighbor_attributes"]) for r in found) == expected
-    mistakes: list[dict[str, Any]] = [{"table": "nothing"}, {"k": 0}, {"column": "name"}]
+    mistakes: list[dict[str, Any]] = [
+        {"table": "nothing"},
+        {"k": 0},
+        {"column": "name"},
+        {"where": {"n": {"~": 1}}},
+        {"where": "n"},
+    ]
     for wrong in mistakes:
         arguments: dict[str, Any] = {"path": folder, "table": "docs", **wrong}
         with pytest.raises(penstock.errors.PenstockError):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 EVERY_LSN = 1 << 63
-_PROBED_TOGETHER_MIN = 64  # keys: for fewer, lookups one by one are faster
+PROBED_TOGETHER_MIN = 64  # keys: for fewer, lookups one by one are faster
 _PART_ROWS_MIN = 16
 _key_of = itemgetter(0)
 _is_plain = attrgetter("plain")
@@ -124,7 +124,7 @@ class View:
     def existing(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Return for each key whether it has a value."""
         found = np.zeros(len(keys), np.bool_)
-        if len(keys) < _PROBED_TOGETHER_MIN:
+        if len(keys) < PROBED_TOGETHER_MIN:
             found[:] = [self.get(key) is not None for key in keys]
             return found
         version = self._version

@@ -241,6 +241,14 @@ public final class RowSearch implements Function2 {
             suspects = new ArrayList();
             reached = 0;
             Evaluation evaluation = new Evaluation(context, rows);
+            try {
+                return evaluateIn(evaluation);
+            } finally {
+                evaluation.report.delete(); // also if nobody read it: a row of output told the failure, or a kill came
+            }
+        }
+
+        private String evaluateIn(Evaluation evaluation) {
             Throwable failure = null;
             TaskContext$.MODULE$.setTaskContext(evaluation);
             try {
@@ -367,7 +375,7 @@ public final class RowSearch implements Function2 {
         volatile boolean opened; // the Gate was reached
         volatile int taken; // rows that the plan took from it, the last time it did
         private final TaskContextImpl task;
-        private final File report;
+        final File report;
 
         Evaluation(TaskContextImpl task, List rows) {
             this(task, rows, new File(System.getProperty("java.io.tmpdir"), "penstock-" + UUID.randomUUID()));
@@ -423,7 +431,7 @@ public final class RowSearch implements Function2 {
             }
             try {
                 List lines = Files.readAllLines(report.toPath());
-                report.delete();
+                report.delete(); // the next plan of this evaluation begins anew
                 for (int at = 0; at < lines.size(); at++) {
                     int number = Integer.parseInt(((String) lines.get(at)).split(" ")[0]);
                     if (number < rows.size() && !suspects.contains(rows.get(number))) {

@@ -151,7 +151,8 @@ class TableReader(DataSourceReader):
         kind = kind_named(info.kind, info.name)
         batches = self._batches(snapshot, kind, partitions_of(info)[partition.shard], partition)
         typed = (
-            kind.to_table_schema(batch, info.options, partition.shard) for batch in self._renewed(batches, snapshot)
+            kind.to_table_schema(batch, info.options, partition.shard)
+            for batch in renewing(batches, self._ref, snapshot)
         )
         return for_spark(typed, self._schema, self._wanted)
 
@@ -187,14 +188,18 @@ class TableReader(DataSourceReader):
         else:
             yield from snapshot.port.scan_arrow(number, wanted.start, wanted.end)
 
-    def _renewed(self, batches: Iterator[Any], snapshot: RemoteSnapshot) -> Iterator[Any]:
-        """Yield the batches, and renew the snapshot's lease meanwhile."""
-        renewed_s = clock.monotonic_s()
-        for batch in batches:
-            yield batch
-            if clock.monotonic_s() > renewed_s + RENEW_S:
-                self._ref.store().snapshot(snapshot.id)  # renews the lease
-                renewed_s = clock.monotonic_s()
+
+def renewing(batches: Iterator[Any], ref: TableRef, snapshot: RemoteSnapshot) -> Iterator[Any]:
+    """Yield what a task makes by itself of a query's snapshot, and renew that one's lease meanwhile.
+
+    Otherwise the tasks that begin after a long one would find it closed.
+    """
+    renewed_s = clock.monotonic_s()
+    for batch in batches:
+        yield batch
+        if clock.monotonic_s() > renewed_s + RENEW_S:
+            ref.store().snapshot(snapshot.id)  # renews the lease
+            renewed_s = clock.monotonic_s()
 
 
 def _least(one: bytes | None, other: bytes | None) -> bytes | None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, FloatType, LongType, StringType, StructField, StructType
 
@@ -24,13 +26,15 @@ from penstock.errors import Invalid, KindMismatch
 from penstock.kinds import partitions_of
 from penstock.partition.ledger_records import TableInfo
 from penstock.registry import vector_kind
-from penstock.spark.reading import LEASE_S
+from penstock.spark.reading import LEASE_S, renewing
 from penstock.spark.table_ref import TableRef, query_name
+from penstock.vector.filters import compile_condition
 from penstock.vector.options import VectorOptions, decode_vector_options
 from penstock.vector.pieces import FileShard, open_piece
 from penstock.vector.rows import plain_matrix
 from penstock.vector.searching import bound_to_all, check_k, check_probes, hits_batch
 
+HITS_MAX = 1 << 18  # that a task makes at a time: a batch of Spark's has 10,000 rows, each with up to 10,000 neighbours
 FOUND = (
     StructField("rank", LongType()),
     StructField("neighbor", StringType()),
@@ -88,6 +92,8 @@ def search(
     taken = [field.name for field in FOUND if field.name in fields]
     if taken:
         raise Invalid(f"the DataFrame has a column {taken[0]}, which the result needs: rename it")
+    if where is not None and not isinstance(where, pc.Expression):
+        compile_condition(where, pa.schema([]))  # before any work
     wanted = _Search(ref, info, column, check_k(k), check_probes(probes), flag(exact, "exact"), where)
     schema = StructType([*frame.schema.fields, *FOUND])
     return frame.mapInArrow(partial(_task, wanted), schema)
@@ -95,17 +101,20 @@ def search(
 
 def _task(wanted: _Search, batches: Iterator[Any]) -> Iterator[Any]:
     """Search the vectors of a task's rows. Runs in a task."""
-    shards: list[FileShard] | None = None
-    snapshot: RemoteSnapshot | None = None
-    where: Any = None
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        if snapshot is None:
-            snapshot = wanted.ref.store().query_snapshot(query_name("search"), lease_s=LEASE_S)
-            shards, where = _shards(wanted, snapshot), wanted.where
-            if shards is not None and where is not None:
-                where = bound_to_all(where, [shard.attribute_fields() for shard in shards])
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is not None:
+        snapshot = wanted.ref.store().query_snapshot(query_name("search"), lease_s=LEASE_S)
+        yield from renewing(_found(wanted, snapshot, chain([first], filled)), wanted.ref, snapshot)
+
+
+def _found(wanted: _Search, snapshot: RemoteSnapshot, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the rows of each batch with their neighbours in a snapshot."""
+    shards, where = _shards(wanted, snapshot), wanted.where
+    if shards is not None and where is not None:
+        where = bound_to_all(where, [shard.attribute_fields() for shard in shards])
+    step = max(1, HITS_MAX // wanted.k)
+    for batch in (whole.slice(at, step) for whole in batches for at in range(0, whole.num_rows, step)):
         matrix = plain_matrix(batch.column(wanted.column), wanted.options, batch.num_rows)
         if shards is None:
             reader = snapshot.vector(wanted.ref.table)

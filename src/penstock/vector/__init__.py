@@ -31,6 +31,7 @@ A search:
     index         the vectors in memory, searched exactly or by lists
     lists         posting lists in memory, by faiss
     exact         the nearest rows of a matrix, by numpy
+    removed       the ids that an index in memory hides, for the present and for open snapshots
     filtered      a search under a filter: the few vectors or lists that it needs
     stored_lists  posting lists searched in the tree, while no index is in memory
     columns       cached ids and attributes

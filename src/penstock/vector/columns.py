@@ -31,7 +31,7 @@ DELETED_MAX = 4_096  # deleted records in cached columns, beside as many as ther
 class RecordColumns:
     """The records of a shard below a ceiling, in the order of internal ids; deleted ones may be among them."""
 
-    __slots__ = ("_table", "attributes", "ceiling", "ids", "lsn", "names")
+    __slots__ = ("_table", "attributes", "ceiling", "ids", "lsn", "names", "nbytes")
 
     def __init__(  # noqa: PLR0917
         self, lsn: int, ceiling: int, ids: U64, names: pa.ChunkedArray, attributes: pa.ChunkedArray, table: pa.Table
@@ -42,6 +42,10 @@ class RecordColumns:
         self.names = names  # external ids
         self.attributes = attributes  # as JSON text
         self._table = table  # the attributes of the first records; replaced whole
+        self.nbytes = self._size_bytes(table)  # kept, because every record that is applied asks for it
+
+    def _size_bytes(self, table: pa.Table) -> int:
+        return int(self.ids.nbytes + self.names.nbytes + self.attributes.nbytes + table.nbytes)
 
     @classmethod
     def empty(cls, lsn: int) -> RecordColumns:
@@ -61,10 +65,6 @@ class RecordColumns:
         texts, encoded_texts = (pa.chunked_array(chunks, pa.string()) for chunks in (names, attributes))
         return RecordColumns(lsn, ceiling, np.concatenate(ids), texts, encoded_texts, self._table)
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.ids.nbytes + self.names.nbytes + self.attributes.nbytes + self._table.nbytes)
-
     def table(self) -> pa.Table:
         """Return the attributes as a table: see `attribute_table`."""
         known = self._table
@@ -73,7 +73,7 @@ class RecordColumns:
             known = join_tables([known, attribute_table(rest)])
             if max((column.num_chunks for column in known.columns), default=0) > CHUNKS_MAX:
                 known = known.combine_chunks()
-            self._table = known
+            self._table, self.nbytes = known, self._size_bytes(known)
         return known
 
     def take(self, numbers: I64) -> tuple[Any, Any] | None:
@@ -104,12 +104,12 @@ class RecordCache:
         self.records: dict[int, tuple[str, HitAttributes]] = {}  # by internal id
         self._records_bytes = 0
         self.columns: RecordColumns | None = None  # replaced whole
-        self._allowed: dict[Hashable, tuple[RecordColumns, U64]] = {}
+        self._allowed: dict[Hashable, tuple[RecordColumns, U64]] = {}  # replaced whole
 
     def memory_bytes(self) -> int:
         """Return the memory that the caches take, approximately."""
         columns = self.columns
-        allowed = sum(ids.nbytes for _, ids in list(self._allowed.values()))
+        allowed = sum(ids.nbytes for _, ids in self._allowed.values())
         return self._records_bytes + allowed + (0 if columns is None else columns.nbytes)
 
     def clear(self) -> None:
@@ -152,8 +152,7 @@ class RecordCache:
             return known[1]
         table = columns.table()
         ids: U64 = columns.ids[compile_condition(where, table.schema).mask(table)]
-        if key is not None:
-            if len(self._allowed) >= CONDITIONS_MAX:
-                self._allowed = {}
-            self._allowed[key] = columns, ids
+        if key is not None:  # those of other columns are not found again, and would keep them in memory
+            others = {one: known for one, known in self._allowed.items() if known[0] is columns}
+            self._allowed = {**(others if len(others) < CONDITIONS_MAX else {}), key: (columns, ids)}
         return ids

@@ -22,6 +22,8 @@ from pyroaring import BitMap64
 from penstock.lsm.memtable import Edit
 from penstock.lsm.operators import VECTOR_IDS
 from penstock.lsm.rows import DELETE, NEVER, PUT, Row
+from penstock.lsm.view import PROBED_TOGETHER_MIN
+from penstock.vector.exact import are_among
 from penstock.vector.keys import (
     CENTROID,
     DELETED,
@@ -136,7 +138,8 @@ class VectorDraft:
         if self._sequence_before.count == 0:  # the tree has no records: only this draft may have some
             return np.fromiter((found.get(key, 0) for key in keys), np.uint64, len(keys))
         ids = np.zeros(len(keys), np.uint64)
-        for number in np.flatnonzero(self._rows.existing(keys)).tolist():
+        few = len(keys) < PROBED_TOGETHER_MIN  # a look whether they exist would be a lookup of each
+        for number in range(len(keys)) if few else np.flatnonzero(self._rows.existing(keys)).tolist():
             ids[number] = internal_id(get(keys[number]))
         if found:
             for number, key in enumerate(keys):
@@ -203,10 +206,8 @@ class VectorDraft:
         if not len(centroids):
             return None
         lists: I32 = centroids.numbers[centroids.nearest(vectors, self._options.metric)]
-        order = np.argsort(lists, kind="stable")
-        starts = np.flatnonzero(np.append(True, lists[order][1:] != lists[order][:-1]))
-        for number, ids in zip(lists[order][starts].tolist(), np.split(numbers[order], starts[1:]), strict=True):
-            self._list(generation, number).update(ids.tolist())
+        for number, internal in zip(lists.tolist(), numbers.tolist(), strict=True):
+            self._list(generation, number).add(internal)
         return lists
 
     # -- the index
@@ -282,12 +283,12 @@ class VectorDraft:
 
     def live_added(self) -> Iterator[AddedVectors]:
         """Yield the vectors that were added and not removed again by this record."""
-        gone = id_array(self.gone)
         for some in self.added:
-            kept = ~np.isin(some.ids, gone) if len(gone) else np.ones(len(some.ids), np.bool_)
-            if kept.all():
+            if not self.gone or self.gone.max() < int(some.ids[0]):  # all but records of several parts
                 yield some
-            elif kept.any():
+                continue
+            kept = ~are_among(some.ids, id_array(self.gone))
+            if kept.any():
                 lists = None if some.lists is None else some.lists[kept]
                 yield AddedVectors(some.ids[kept], some.vectors[kept], lists)
 

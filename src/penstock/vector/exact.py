@@ -168,11 +168,7 @@ class GrowingRows:
 
     def present(self, ids: U64) -> Mask:
         """Return which of the ids are there."""
-        if not self._count:
-            return np.zeros(len(ids), np.bool_)
-        at = np.minimum(np.searchsorted(self.ids, ids), self._count - 1)
-        there: Mask = self.ids[at] == ids
-        return there
+        return are_among(ids, self.ids)
 
     def vectors(self, ids: U64) -> F32:
         """Return a copy of the vectors of some ids. Requires: they are there."""
@@ -189,6 +185,15 @@ class GrowingRows:
     def memory_bytes(self) -> int:
         """Return the bytes that the rows take."""
         return self._ids.nbytes + self._rows.nbytes + (0 if self._exact is None else 8 * self._count)
+
+
+def are_among(ids: U64, known: U64) -> Mask:
+    """Return which of the ids are known. Requires: `known` ascends."""
+    if not len(known):
+        return np.zeros(len(ids), np.bool_)
+    at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    there: Mask = known[at] == ids
+    return there
 
 
 def ids_at(ids: U64, positions: I64) -> I64:

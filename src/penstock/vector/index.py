@@ -24,8 +24,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
-from weakref import WeakSet
+from typing import Any
 
 import numpy as np
 
@@ -43,30 +42,16 @@ from penstock.vector.lists import (
     faiss_installed,
     range_selector,
 )
+from penstock.vector.operators import id_array
 from penstock.vector.options import Metric
+from penstock.vector.removed import IndexPin, RemovedIds
 
 SLICE_WORK = 1 << 26  # multiplications of a slice of queries: some 10 ms
 SLICE_QUERIES = 1_024
 CHANGE_WAIT_S = 10.0
 _TINY, _HUGE = 1e-30, 1e30
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_NO_COUNTS: I64 = np.empty(0, np.int64)
 _NO_IDS: U64 = np.empty(0, np.uint64)
-
-
-class IdSet(Protocol):
-    """A Roaring bitmap of internal ids."""
-
-    def to_array(self) -> Any: ...
-
-
-class IndexPin:
-    """Keeps removed vectors in memory while it is referenced."""
-
-    __slots__ = ("__weakref__", "removals")
-
-    def __init__(self, removals: int) -> None:
-        self.removals = removals  # before it was taken
 
 
 class VectorIndex:
@@ -77,13 +62,8 @@ class VectorIndex:
         self.metric: Metric = metric
         self.probes = 1  # the default of a search
         self._kernel: Kernel | None = GrowingRows(dimensions, metric)
-        self._dead: U64 = np.empty(0, np.uint64)  # removed and still in memory, for pins; ascending
-        self._dead_since: I64 = _NO_COUNTS  # the removal that each was part of
-        self._dead_selector: Any = None
-        self._hides = False  # whether there are any
-        self._removals = 0
+        self._removed = RemovedIds()  # that are still in memory, for pins
         self.changes = 0  # vectors that were added or removed
-        self._pins: WeakSet[IndexPin] = WeakSet()
         self._filtered = FilteredIds()  # replaced by a change
         self._gate = threads.lock("vector.index")  # held by a change; a search that meets one waits for it
         self._searching: set[object] = set()  # a token of each search; changed under the interpreter's lock
@@ -100,7 +80,7 @@ class VectorIndex:
     @property
     def count(self) -> int:
         """The number of vectors that a search can find."""
-        return 0 if self._kernel is None else len(self._kernel) - len(self._dead)
+        return 0 if self._kernel is None else len(self._kernel) - len(self._removed)
 
     @property
     def count_in_memory(self) -> int:
@@ -110,7 +90,8 @@ class VectorIndex:
     @property
     def removed(self) -> U64:
         """The ids, ascending, that were removed and are still in memory: what a snapshot taken now must not see."""
-        return self._dead
+        hidden = self._removed.hidden
+        return _NO_IDS if hidden is None else hidden.ids
 
     @property
     def lists(self) -> int:
@@ -145,7 +126,7 @@ class VectorIndex:
             kernel.add(ids[some], prepared(vectors[some], self.metric), lists[some])
         with self._change():
             self._kernel = kernel
-            self._bury(np.empty(0, np.uint64), _NO_COUNTS)
+            self._removed.clear()
             self._filtered = FilteredIds()
             self.probes = min(self.probes, self.lists) if self.lists > 1 else 1
 
@@ -173,45 +154,25 @@ class VectorIndex:
                 return
             self.changes += len(ids) + len(gone)
             if len(gone):
-                self._mark_removed(kernel, gone)
+                self._removed.add(gone[kernel.present(gone)])
+                self._filtered = FilteredIds()
             self._purge(kernel)
             if len(ids):
                 kernel.add(ids, rows, lists)
 
-    def _mark_removed(self, kernel: Kernel, ids: U64) -> None:
-        self._removals += 1
-        gone = np.unique(ids) if len(ids) > 1 else ids
-        gone = gone[kernel.present(gone)]
-        if len(self._dead):
-            gone = np.setdiff1d(gone, self._dead)
-            dead = np.concatenate([self._dead, gone])
-            since = np.concatenate([self._dead_since, np.full(len(gone), self._removals)])
-            order = np.argsort(dead, kind="stable")
-            self._bury(dead[order], since[order])
-        else:
-            self._bury(gone, np.full(len(gone), self._removals))
-        self._filtered = FilteredIds()
-
     def pin(self) -> IndexPin:
         """Keep vectors that are removed from now on in memory, as long as the result is referenced."""
         with self._gate:
-            pin = IndexPin(self._removals)
-            self._pins.add(pin)
-            return pin
+            return self._removed.pin()
 
     def _purge(self, kernel: Kernel) -> None:
         """Drop what was removed, if no snapshot needs it; without lists only when it is much."""
-        if not len(self._dead):
+        if self._removed.hidden is None:
             return
-        needed = self._dead_since > min([pin.removals for pin in self._pins], default=self._removals)
-        gone = self._dead[~needed]
-        if len(gone) and (isinstance(kernel, PostingLists) or 4 * len(gone) > len(kernel)):
-            kernel.drop(gone)
-            self._bury(self._dead[needed], self._dead_since[needed])
-
-    def _bury(self, dead: U64, since: I64) -> None:
-        """Replace the ids that were removed and are still in memory."""
-        self._dead, self._dead_since, self._dead_selector, self._hides = dead, since, None, bool(len(dead))
+        spare = self._removed.spare()
+        if spare and (isinstance(kernel, PostingLists) or 4 * len(spare) > len(kernel)):
+            kernel.drop(id_array(spare))
+            self._removed.drop_spare()
 
     @contextmanager
     def _change(self) -> Iterator[Kernel | None]:
@@ -232,7 +193,7 @@ class VectorIndex:
                 finally:
                     if not done:
                         self._kernel, self._filtered = None, FilteredIds()
-                        self._bury(np.empty(0, np.uint64), _NO_COUNTS)
+                        self._removed.clear()
             finally:
                 self._change_waits = False
 
@@ -257,7 +218,7 @@ class VectorIndex:
                 self._searching.add(buffers)
                 if self._change_waits:
                     self._wait_for_change(buffers)
-                if self._kernel is kernel and not self._hides:
+                if self._kernel is kernel and self._removed.hidden is None:
                     if allowed is None:
                         self._fill(buffers, query, square)
                         return self._search_lists(kernel, buffers, k, probes)
@@ -319,22 +280,21 @@ class VectorIndex:
         exact: bool = False,
         allowed: U64 | None = None,
         below: int | None = None,
-        deleted: IdSet | None = None,
+        deleted: U64 | None = None,
     ) -> tuple[F32, I64]:
         """Return the distances and ids of the `k` nearest vectors of each query; distance inf and id -1: none.
 
-        Only ids that are `allowed` (ascending), `below` a ceiling and not `deleted` are seen; without `deleted`, those
-        that are not removed.
+        Only ids that are `allowed`, `below` a ceiling and not `deleted` are seen; without `deleted`, those that are not
+        removed. Requires: both arrays ascend.
         """
         queries = prepared(queries, self.metric)
         distances, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-        hidden = None if deleted is None else np.asarray(deleted.to_array()).astype(np.uint64)
         step = self._slice(probes, exact)
         for start in range(0, len(queries), step):
             some = slice(start, start + step)
             with self._search() as kernel:
                 request = SearchSlice(queries[some], k, min(probes or self.probes, self.lists), probes is None, exact)
-                dead = self._dead if hidden is None else hidden[kernel.present(hidden)]
+                dead = self.removed if deleted is None else deleted[kernel.present(deleted)]
                 if allowed is None:
                     distances[some], ids[some] = self._find(kernel, request, below, dead)
                 else:
@@ -396,11 +356,12 @@ class VectorIndex:
 
     def _selector(self, dead: U64) -> Any:
         """Return a selector of all but some ids; that of removed ids is cached."""
-        if dead is not self._dead:
+        hidden = self._removed.hidden
+        if hidden is None or dead is not hidden.ids:
             return bitmap_selector(dead, negated=True)
-        selector = self._dead_selector
+        selector = hidden.selector
         if selector is None:
-            selector = self._dead_selector = bitmap_selector(dead, negated=True)
+            selector = hidden.selector = bitmap_selector(dead, negated=True)
         return selector
 
     def _find_allowed(self, kernel: Kernel, request: SearchSlice, seen: U64, allowed: U64) -> tuple[F32, I64]:

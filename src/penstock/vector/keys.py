@@ -30,6 +30,7 @@ F32: TypeAlias = npt.NDArray[np.float32]
 _ID = struct.Struct(">cQ")
 ID_KEY_BYTES = _ID.size
 _LIST = struct.Struct(">cII")
+FEW_KEYS = 64  # from here on numpy makes them sooner, one by one they take up to 4 us less
 
 
 def dictionary_keys(ids: Sequence[bytes]) -> list[bytes]:
@@ -43,7 +44,9 @@ def id_key(kind: bytes, number: int) -> bytes:
 
 
 def id_keys(kind: bytes, numbers: U64) -> list[bytes]:
-    """Return the keys of many internal ids."""
+    """Return the keys of some internal ids."""
+    if len(numbers) < FEW_KEYS:
+        return [_ID.pack(kind, number) for number in numbers.tolist()]
     matrix = np.empty((len(numbers), 9), np.uint8)
     matrix[:, 0] = kind[0]
     matrix[:, 1:] = numbers.astype(">u8").view(np.uint8).reshape(-1, 8)

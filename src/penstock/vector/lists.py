@@ -208,8 +208,9 @@ class PostingLists:
     def _append(self, number: int, keys: I64, rows: F32) -> None:
         """Add entries to a list. Requires: both arrays are contiguous."""
         pointer = _faiss.swig_ptr
-        self._inverted.add_entries(number, len(keys), pointer(keys), pointer(rows.view(np.uint8)))
+        # First: this raises for a list that does not exist, of which faiss would write to some other memory.
         size, capacity = int(self._sizes[number]) + len(keys), int(self._capacities[number])
+        self._inverted.add_entries(number, len(keys), pointer(keys), pointer(rows.view(np.uint8)))
         self._sizes[number] = size
         if size > capacity:
             self._capacities[number] = max(2 * capacity, size)

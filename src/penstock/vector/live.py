@@ -80,7 +80,8 @@ class LiveIndex:
         self.cache = RecordCache(lambda: self._budget.bytes_max)
         self.sample = SearchedQueries()
         self._cold = 0  # queries that were searched without a kernel since there was one; approximate
-        self._stored: StoredLists | None = None  # replaced whole
+        self._stored: tuple[int, StoredLists] | None = None  # the LSN of its snapshot; replaced whole
+        self._reindexed = 0  # the LSN of the last record that changed the index in another way than by vectors
 
     @property
     def index(self) -> VectorIndex | None:
@@ -129,6 +130,8 @@ class LiveIndex:
     def applied(self, draft: VectorDraft) -> None:
         """Take in a record that was applied. Can be repeated."""
         with self._lock:
+            if draft.reindexed:
+                self._reindexed = max(self._reindexed, draft.lsn)
             if draft.lsn <= self._lsn:
                 return
             waiting = self._waiting  # read once: a load that ends sets it to None without the lock
@@ -156,9 +159,11 @@ class LiveIndex:
         count = read_sequence(snapshot).count
         if self._cold > COLD_QUERIES and count <= LOAD_ROWS_MAX and self._waiting is None and self.fits(count):
             return None
-        stored = self._stored
-        if stored is None or stored.generation != generations.current:
-            stored = self._stored = StoredLists(snapshot, self._options)
+        lsn, stored = self._stored or (0, None)
+        # The number of a generation is not enough: an index that was dropped and is made anew begins at 1 again.
+        if stored is None or stored.generation != generations.current or min(lsn, snapshot.lsn) < self._reindexed:
+            stored = StoredLists(snapshot, self._options)
+            self._stored = snapshot.lsn, stored
         return stored
 
     def maintain(self) -> None:

@@ -11,10 +11,12 @@ import numpy as np
 
 from penstock.lsm.view import View
 from penstock.vector.draft import AddedVectors, VectorDraft
-from penstock.vector.index import IndexPin, VectorIndex
+from penstock.vector.exact import are_among
+from penstock.vector.index import VectorIndex
 from penstock.vector.keys import I32, U64
 from penstock.vector.operators import id_array
 from penstock.vector.options import VectorOptions
+from penstock.vector.removed import IndexPin
 from penstock.vector.stored import (
     Centroids,
     lists_by_id,
@@ -24,17 +26,8 @@ from penstock.vector.stored import (
     vector_slices,
 )
 
+ANOTHER = -1  # stands for the generation of a kernel whose centroids are not in use any more
 UNMEASURED_SHARE = 8  # of the lists a search looks at one, where a machine without faiss made the index
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RemovedIds:
-    """Internal ids that were deleted, and are still in memory for older snapshots."""
-
-    ids: U64
-
-    def to_array(self) -> U64:
-        return self.ids
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,19 +77,18 @@ class LoadedIndex:
         self.index.load(*none, self._centroids.matrix)
         self.index.reserve(np.bincount(lists, minlength=len(self._centroids)).astype(np.int64))
         for ids, vectors in vector_slices(view, self._options.dimensions):
-            places = np.searchsorted(known, ids)
-            found = np.zeros(len(ids), np.bool_)
-            if len(known):
-                found = known[np.minimum(places, len(known) - 1)] == ids
+            found = are_among(ids, known)
             chosen = np.zeros(len(ids), np.int32)
-            chosen[found] = lists[places[found]]
+            chosen[found] = lists[np.searchsorted(known, ids[found])]
             if not found.all():
                 chosen[~found] = self._centroids.nearest(vectors[~found], self._options.metric)
             self.index.add(ids, vectors, chosen)
 
     def take_in(self, draft: VectorDraft) -> None:
         """Add what a record added and remove what it removed, in one step."""
-        parts = [(some, self._lists_of(some, draft.generations.current)) for some in draft.live_added()]
+        if draft.generations.current != self.generation:
+            self.generation = ANOTHER  # for good: an index that was dropped and is made anew begins at 1 again
+        parts = [(some, self._lists_of(some)) for some in draft.live_added()]
         self.ceiling = draft.next_id  # first: a search that saw these vectors must find it, see `service`
         if parts:
             ids = np.concatenate([some.ids for some, _ in parts])
@@ -105,10 +97,10 @@ class LoadedIndex:
         elif draft.gone:
             self.index.remove(id_array(draft.gone))
 
-    def _lists_of(self, some: AddedVectors, generation: int) -> I32:
-        """Return the place of each vector's centroid, as apply found it or, for another generation, anew."""
+    def _lists_of(self, some: AddedVectors) -> I32:
+        """Return the place of each vector's centroid, as apply found it or, if that uses other centroids, anew."""
         if not len(self._centroids):
             return np.zeros(len(some.ids), np.int32)
-        if some.lists is not None and generation == self.generation:
+        if some.lists is not None and self.generation != ANOTHER:
             return np.searchsorted(self._centroids.numbers, some.lists).astype(np.int32)
         return self._centroids.nearest(some.vectors, self._options.metric)

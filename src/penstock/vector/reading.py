@@ -29,7 +29,7 @@ from penstock.vector.exact import I64, ExactRows, prepared
 from penstock.vector.filters import compile_condition
 from penstock.vector.keys import DICTIONARY, F32, LAST_ID, U64, scan_bounds
 from penstock.vector.live import LiveIndex
-from penstock.vector.loaded import IndexView, RemovedIds
+from penstock.vector.loaded import IndexView
 from penstock.vector.operators import id_array
 from penstock.vector.options import VectorOptions
 from penstock.vector.pieces import pieces_of, scan_records
@@ -182,7 +182,7 @@ class VectorState(ShardSnapshot):
             exact=exact,
             allowed=None if where is None else self._allowed(where),
             below=view.ceiling,
-            deleted=RemovedIds(gone_ids),
+            deleted=gone_ids,
         )
         return self._with_drafted(queries, k, where, found)
 

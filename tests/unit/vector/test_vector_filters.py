@@ -12,6 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Invalid
+from penstock.kinds import partitions_of
+from penstock.store.store import Store
 from penstock.vector.filters import BoundCondition, compile_condition, condition_key
 
 KINDS = {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
@@ -147,3 +149,21 @@ def test_an_expression_from_another_process_finds_its_columns_by_name() -> None:
     assert compile_condition(where, table.schema).mask(table).tolist() == [True, True, False]
     nothing = pa.table({"z": [1, 2]})
     assert compile_condition(where, nothing.schema).mask(nothing).tolist() == [False, False]
+
+
+def test_conditions_that_are_cached_keep_no_older_columns(store: Store) -> None:
+    """Conditions that never come twice, as those with a time, beside a writer."""
+    docs = store.vector("docs", dimensions=2)
+    older = list[Any]()
+    for number in range(5):
+        docs.upsert(str(number), [1.0, number], {"n": number}, durable=True)
+        assert len(docs.search([1.0, 0.0], where={"n": {">=": -number}})) == number + 1
+        info = store.port.table("docs")
+        assert info is not None
+        machine: Any = store.port.machine(partitions_of(info)[0])
+        columns, allowed = machine.live.cache.columns, machine.live.cache._allowed
+        assert [known[0] is columns for known in allowed.values()] == [True]
+        assert columns not in older
+        older.append(columns)
+    assert len(docs.search([1.0, 0.0], where={"n": {"<": 3}})) == 3
+    assert len(machine.live.cache._allowed) == 2

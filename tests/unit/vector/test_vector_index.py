@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupts import every_point
-from pyroaring import BitMap64
 
 from penstock.errors import Backpressure, Invalid
 from penstock.vector import filtered as filtered_module
@@ -147,7 +146,7 @@ def test_adding_and_removing_is_like_loading(kernel: str, metric: Metric) -> Non
 def test_a_snapshot_sees_its_ceiling_and_its_deleted_ids_while_its_pin_lives(kernel: str) -> None:
     index = made(kernel, "euclidean", rows=400)
     index.remove(ids_from(5, 10))  # before the snapshot
-    pin, below, deleted = index.pin(), 405, BitMap64(range(5, 15))
+    pin, below, deleted = index.pin(), 405, ids_from(5, 10)
     then = truth(ids_from(15, 390), VECTORS[10:400], QUERIES, 10, "euclidean")
     lists = nearest_list(VECTORS, CENTROIDS["euclidean"], "euclidean")
     index.add(ids_from(405, 200), VECTORS[400:], lists[400:])

@@ -14,7 +14,9 @@ from vector_place import Records, VectorPlace, contents, deletes, nearest, upser
 import penstock
 from penstock.host import threads
 from penstock.partition.machine import Entry
-from penstock.vector.section import Part, VectorSection
+from penstock.vector.section import IndexChange, Part, VectorSection
+from penstock.vector.stored import read_generations
+from penstock.vector.training import nearest_list
 
 
 def rows(*names: str, at: float) -> Records:
@@ -33,6 +35,26 @@ def prepared_place() -> VectorPlace:
         place.write(place.step())
     place.machine.live.load()
     return place
+
+
+def test_a_kernel_keeps_its_own_centroids_when_an_index_is_made_anew() -> None:
+    """Also one that got the number of the kernel's: as on a follower, which does not load another kernel for it."""
+    pytest.importorskip("faiss")
+    place = prepared_place()
+    kernel = place.machine.live.load()
+    lists: Any = kernel._kernel
+    place.write(IndexChange(generation=0, use=True))
+    place.write(upserts({f"far{n}": ((100.0 * n, -50.0, 7.0 * n), {}) for n in range(40)}))
+    place.write(place.step())
+    while read_generations(place.tree.view).building:
+        place.write(place.step())
+    assert read_generations(place.tree.view).current == 1
+    place.write(upserts({f"new{n}": ((100.0 * n + 1, -50.0, 7.0 * n), {}) for n in range(40)}))
+    assert place.machine.live.index is kernel
+    ids = np.arange(45, 85, dtype=np.uint64)
+    nearest_of = nearest_list(lists.vectors(ids), lists.centroids, "euclidean")
+    assert lists.lists_of(ids).tolist() == nearest_of.tolist()
+    place.close()
 
 
 def test_an_apply_that_is_interrupted_anywhere_is_repeated() -> None:

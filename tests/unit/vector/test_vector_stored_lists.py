@@ -132,3 +132,28 @@ def test_opening_and_the_first_search_read_a_part_of_the_files(folder: Path, mon
         assert opening < size / 5  # the row of the sequence, in its page
         assert first < 0.7 * size  # pages with a vector of the nearest lists
         assert first < read[0] <= 1.1 * size
+
+
+def test_lists_that_were_made_anew_are_not_searched_by_older_centroids(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that is dropped and made anew has the number of the one before."""
+    monkeypatch.setattr(live.LiveIndex, "maintain", lambda self: None)
+    monkeypatch.setattr(live, "COLD_QUERIES", 10_000)
+    with penstock.open(folder) as store:
+        docs: Any = store.vector("docs")
+        moved = ROWS[::-1].copy() * 2 + 50
+        with store.snapshot() as before:
+            early: Any = before.vector("docs")
+            for _ in range(2):
+                assert [docs.search(ROWS[n], k=1)[0].id for n in (700, 800)] == ["700", "800"]
+                docs.upsert([str(n) for n in range(COUNT)], moved, durable=True)
+                store.reindex("docs", rebuild=True)
+                assert live_of(store).index is None
+                assert [docs.search(moved[n], k=1)[0].id for n in range(0, COUNT, 50)] == [
+                    str(n) for n in range(0, COUNT, 50)
+                ]
+                assert [early.search(ROWS[n], k=1)[0].id for n in (700, 800)] == ["700", "800"]
+                assert docs.search(moved[900], k=1)[0].id == "900"
+                docs.upsert([str(n) for n in range(COUNT)], ROWS, durable=True)
+                store.reindex("docs", rebuild=True)
