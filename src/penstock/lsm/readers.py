@@ -7,19 +7,25 @@ each time. Within one boot it is one of the monotonic clock, by which leases are
 (without its note, by `trust_clock`, to that of a leader). After another boot it is one of the store's time. When leases
 have ended, the record goes back to those that are left.
 
+A record can fail (a full disk) or hang. Reads continue all the same: the owner itself reads what it holds. Only names
+of files are not told then, because a reader that uses them needs the record; it is tried again.
+
 A backup is a reader of every file: while it `holds` them, none is removed, whoever wants to.
 
-Thread: any; `_lock` guards the record and its commit, and what a backup holds.
-Invariant: while a lease can be alive, the record says so and its time has not come.
+Thread: any; `_lock` guards the record and its commit; `_counts` the numbers of holders and grants.
+Invariant: while a reader that learnt names of files can have a lease, the record says so and its time has not come. (Of
+one that learnt them before records began to fail, it may come early: it counts only if the owner is killed then.)
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
 
+from penstock.errors import RetryLater
 from penstock.host import threads
 from penstock.host.clock import UNKNOWN_BOOT, Clock
 from penstock.host.file_operations import remove_file
@@ -28,12 +34,15 @@ from penstock.manifest.keys import WalStateKey
 from penstock.manifest.manifest import Manifest
 from penstock.manifest.records import WalStateRecord
 
-READERS_KEY = WalStateKey(1, 2)  # beside the rows of the ledger and of the journal
+logger = logging.getLogger(__name__)
 
+READERS_KEY = WalStateKey(1, 2)  # beside the rows of the ledger and of the journal
 
 CLOCK_MARGIN = 1.15  # the store's clock may run faster than a lease does, by a tenth
 USE_S = 5.0  # a lease is renewed when its use ends, too, and that is recorded a moment later
 SPARE_S = 60.0  # a record lasts longer than the leases by up to this: not each of them is a commit
+RETRY_S = 1.0  # from a record that failed to the next attempt: not each read of a full disk is one
+WAIT_S = 5.0  # how long a read waits for the record of another one that hangs
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -54,16 +63,19 @@ class ReaderLeases:
         self._clock = clock
         self._grace_s = grace_s
         self._lock = threads.lock("lsm.readers")
+        self._counts = threads.lock("lsm.readers.counts")
         self._record = LeaseRecord() if row is None else _decode(row.detail)  # replaced under _lock
-        self._is_sure = True  # guarded by _lock: the manifest has this record, and no commit of another has failed
+        self._is_sure = True  # written under _lock: the manifest has this record, and no other may be committed
+        self._keeping = False  # written under _lock: the record may become shorter
+        self._retry_s = 0.0  # before this moment no use tries again what failed or hung
         self._boot_id = clock.boot_id()
         self._committed_s = clock.monotonic_s()
         self._earlier = self._record  # leases from before the open
         self._earlier_until_s = self._last_expiry_s(self._committed_s)
         self._has_time = False  # before the store's clock has begun, it is the wall clock
-        self._granting = 0  # guarded by _lock: leases that are recorded and not yet held
-        self.holders = 0  # guarded by _lock: backups that copy files
-        self._left: list[str] = []  # guarded by _lock: files to remove when nothing holds them
+        self._granting = 0  # guarded by _counts: leases that are recorded and not yet held
+        self.holders = 0  # guarded by _counts: backups that copy files
+        self._left: list[str] = []  # guarded by _counts: files to remove when nothing holds them
 
     def _last_expiry_s(self, opened_s: float) -> float:
         """Return when all of the longest lease has passed since the open, or the moment of the record has come."""
@@ -90,22 +102,24 @@ class ReaderLeases:
     @contextmanager
     def holding(self, fs: FileSystem) -> Iterator[None]:
         """Keep every file of the store during a block, except those whose removal has begun."""
-        with self._lock:
-            self.holders += 1
+        counted, left = False, list[str]()
         try:
+            with self._counts:
+                self.holders += 1
+                counted = True
             yield
         finally:
-            with self._lock:
-                self.holders -= 1
-                left: list[str] = []
-                if not self.holders:
-                    left, self._left = self._left, left
+            if counted:
+                with self._counts:
+                    self.holders -= 1
+                    if not self.holders:
+                        left, self._left = self._left, left
             for path in left:
                 remove_file(fs, path)
 
     def remove(self, fs: FileSystem, path: str) -> bool:
         """Remove a file that nothing names any more, now or when no backup holds it; False if that failed."""
-        with self._lock:
+        with self._counts:
             if self.holders:
                 self._left.append(path)
                 return True
@@ -118,19 +132,35 @@ class ReaderLeases:
     @contextmanager
     def granting(self, lease_s: float) -> Iterator[None]:
         """Record a lease that is granted in a block, at the end of which `keep` can see that it is held."""
-        with self._lock:
-            self._granting += 1
+        counted = False
         try:
+            with self._counts:
+                self._granting += 1
+                counted = True
             self.expect(lease_s)
             yield
         finally:
-            with self._lock:
-                self._granting -= 1
+            if counted:
+                with self._counts:
+                    self._granting -= 1
 
-    def expect(self, lease_s: float) -> None:
-        """Record that a lease of this length begins now."""
-        with self._lock:
+    def expect(self, lease_s: float) -> bool:
+        """Record that a lease of this length begins now; False if that fails: its reader must not learn file names."""
+        if self._is_sure and not self._keeping and self._is_covered(lease_s):
+            return True
+        if self._clock.monotonic_s() < self._retry_s:
+            return False
+        if not self._lock.acquire(timeout=WAIT_S):
+            self._retry_s = self._clock.monotonic_s() + RETRY_S
+            return False
+        try:
             self._extend(lease_s)
+        except (OSError, RetryLater) as error:
+            logger.warning("a reader's lease is not recorded yet, and reads continue (%s)", error)
+            return False
+        finally:
+            self._lock.release()
+        return True
 
     def keep(self, left_s: Callable[[], float], *, after_s: float = 0.0) -> None:
         """Record how long the leases that are held last at most; 0 if none is held. Earlier readers keep theirs.
@@ -138,20 +168,36 @@ class ReaderLeases:
         A record that is too long stays for `after_s` seconds: clients come and go, and each record is a commit.
         """
         with self._lock:
-            if self._granting or not self.may_be_there():
+            if self._is_sure and not self.may_be_there():
                 return
-            if lease_s := left_s():
-                self._extend(lease_s)
-            until_s = self._needed_s(lease_s)
-            is_long = self._record.until_s > until_s + 2 * SPARE_S if lease_s else self._is_extended()
-            if is_long and self._clock.monotonic_s() - self._committed_s >= after_s:
-                self._commit(self._lasting(lease_s, until_s) if lease_s else self._earlier_left())
+            self._keeping = True  # first: a lease that begins unseen by the next lines waits for the lock
+            try:
+                if not self._granting:
+                    self._keep(left_s(), after_s)
+            finally:
+                self._keeping = False
+
+    def _keep(self, lease_s: float, after_s: float) -> None:
+        if lease_s:
+            self._extend(lease_s)
+        until_s = self._needed_s(lease_s)
+        is_long = self._record.until_s > until_s + 2 * SPARE_S if lease_s else self._is_extended() or not self._is_sure
+        if is_long and self._clock.monotonic_s() - self._committed_s >= after_s:
+            self._commit(self._lasting(lease_s, until_s) if lease_s else self._earlier_left())
 
     def _extend(self, lease_s: float) -> None:
-        record, needed_s = self._record, self._needed_s(lease_s)
-        known_s = record.until_s if record.boot_id == self._boot_id else 0.0
-        if lease_s > record.longest_s or needed_s > known_s or not self._is_sure:
-            self._commit(self._lasting(max(lease_s, record.longest_s), max(known_s, needed_s + SPARE_S)))
+        record = self._record
+        if not self._is_sure or not self._is_covered(lease_s):
+            until_s = max(self._known_s(record), self._needed_s(lease_s) + SPARE_S)
+            self._commit(self._lasting(max(lease_s, record.longest_s), until_s))
+
+    def _is_covered(self, lease_s: float) -> bool:
+        """Whether the record lasts as long as a lease that begins now."""
+        record = self._record
+        return lease_s <= record.longest_s and self._needed_s(lease_s) <= self._known_s(record)
+
+    def _known_s(self, record: LeaseRecord) -> float:
+        return record.until_s if record.boot_id == self._boot_id else 0.0
 
     def _needed_s(self, lease_s: float) -> float:
         """Return when a lease that begins now, and all from before the open, will have expired."""
@@ -172,8 +218,13 @@ class ReaderLeases:
         self._is_sure = False  # a commit that fails may have happened, or happen later
         txn = self._manifest.begin_write()
         txn.put_wal_state(READERS_KEY, WalStateRecord(detail=msgspec.msgpack.encode(record)))
-        txn.commit()
-        self._record, self._committed_s, self._is_sure = record, self._clock.monotonic_s(), True
+        try:
+            txn.commit()
+        except BaseException:
+            self._retry_s = self._clock.monotonic_s() + RETRY_S
+            raise
+        self._record, self._committed_s, self._retry_s = record, self._clock.monotonic_s(), 0.0
+        self._is_sure = True  # last: uses read it without the lock
 
 
 def _decode(detail: bytes) -> LeaseRecord:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, get_args
 
 from msgspec import structs
@@ -171,6 +172,7 @@ class Gateway:
         self._counting = threads.lock("server.requests")
         self._requests = dict.fromkeys((*self._answers, *get_args(wire.Reading)), 0)  # guarded by _counting
         store.metrics.collect_from(self._metrics)
+        store.after_background(self._snapshots.close_all)
 
     def _metrics(self) -> list[MetricFamily]:
         counts: MetricSamples = {(kind.__name__.removeprefix("Received"),): n for kind, n in self._requests.items()}
@@ -241,7 +243,7 @@ class Gateway:
         """Close scans and snapshots whose lease has expired, and record whether any is left. Called periodically."""
         self._scans.sweep()
         self._snapshots.sweep()
-        with suppress(PenstockError):  # it is recorded at the next call
+        with suppress(OSError, PenstockError):  # it is recorded at the next call
             self._store.readers.keep(self._snapshots.longest_left_s, after_s=FORGET_S)
 
     def idle_s(self) -> float:
@@ -263,12 +265,11 @@ class Gateway:
         return self._work.shut(self._occupied, DRAIN_S)
 
     def close(self) -> None:
-        """Refuse all requests from now on, and close all scans and snapshots."""
+        """Refuse all requests from now on, and close all scans, and when nothing removes files any more, snapshots."""
         self._work.close()
-        with suppress(PenstockError):  # then the next opening keeps their files for longer
+        with suppress(OSError, PenstockError):  # then the next opening keeps their files for longer
             self._store.readers.keep(self._snapshots.longest_left_s)
         self._scans.close_all()
-        self._snapshots.close_all()
         self._queries.close()
 
     # -- identity
@@ -416,7 +417,11 @@ class Gateway:
             raise Invalid(f"a shard is cut into 1 to {PIECES_MAX} pieces")
         with self._reading(request.snapshot) as reading:
             partition = self._shard(reading, request.partition, READ, work.rights)
-            return wire.send_pieces(reading.pieces(partition, request.count, request.start, request.end))
+            pieces = reading.pieces(partition, request.count, request.start, request.end)
+            lease_s = self._snapshots.lease_s(request.snapshot)
+            if lease_s and not self._store.readers.expect(lease_s):  # its files would not outlive this owner
+                pieces = [replace(piece, detail=b"") for piece in pieces]
+            return wire.send_pieces(pieces)
 
     def _cut_ranges(self, request: wire.CutRanges, work: Work) -> list[list[bytes]]:
         check_cut(request)

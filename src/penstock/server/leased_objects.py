@@ -46,7 +46,7 @@ class LeasedObjects(Generic[T]):
         users_max: int | None = None,
         renew: Callable[[float], object] = lambda lease_s: None,
     ) -> None:
-        """`renew` is called before a lease is renewed by use, with its length; if it raises, the use is refused."""
+        """`renew` is called before a lease is renewed by use, with its length."""
         self._close = close
         self._what = what
         self._clock = clock
@@ -77,6 +77,12 @@ class LeasedObjects(Generic[T]):
     def __contains__(self, name: str) -> bool:
         with self._lock:
             return name in self._entries
+
+    def lease_s(self, name: str) -> float:
+        """Return the length of an object's lease; 0 if it is not held."""
+        with self._lock:
+            entry = self._entries.get(name)
+            return 0.0 if entry is None else entry.lease_s
 
     def needed(self) -> bool:
         """Whether an object keeps the owner from yielding."""
@@ -121,25 +127,32 @@ class LeasedObjects(Generic[T]):
     @contextmanager
     def use(self, name: str, client: str | None = None) -> Iterator[T]:
         """Use an object, which stays open until the end of the block; with a `client`, only one of its own."""
-        with self._lock:
-            entry = self._entries.get(name)
-            if entry is None or entry.closing or client not in (None, entry.client):
-                raise Closed(f"the {self._what} was closed, or was not used for its lease: begin another")
-            if self._users_max is not None and entry.users >= self._users_max:
-                raise Invalid(f"a {self._what} is read by one at a time")
-            entry.users += 1
+        entry, ends = None, False
         try:
+            with self._lock:
+                entry = self._used(name, client)
             self._renew(entry.lease_s)
             with self._lock:
                 entry.used_s = self._clock.monotonic_s()
             yield entry.value
         finally:
-            with self._lock:
-                entry.users -= 1
-                entry.used_s = self._clock.monotonic_s()
-                ends = entry.closing and not entry.users
+            if entry is not None:
+                with self._lock:
+                    entry.users -= 1
+                    entry.used_s = self._clock.monotonic_s()
+                    ends = entry.closing and not entry.users
             if ends:
                 self._end([name])
+
+    def _used(self, name: str, client: str | None) -> _LeasedObject[T]:
+        """Count a use of an object. Nothing may come between the count and the return: its caller gives it back."""
+        entry = self._entries.get(name)
+        if entry is None or entry.closing or client not in (None, entry.client):
+            raise Closed(f"the {self._what} was closed, or was not used for its lease: begin another")
+        if self._users_max is not None and entry.users >= self._users_max:
+            raise Invalid(f"a {self._what} is read by one at a time")
+        entry.users += 1
+        return entry
 
     def close(self, name: str, client: str) -> None:
         """Close an object of a client once it is not in use; an unknown name is not an error."""

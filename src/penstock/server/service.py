@@ -6,13 +6,14 @@ Invariant: requests are refused before the store is closed, and the sockets are 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
-from penstock.errors import Closed
+from penstock.errors import Closed, PenstockError
 from penstock.host import threads
 from penstock.host.forking import abandon, detach_sockets, use_grpc
 from penstock.host.paths import absolute
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.server.gateway import Gateway
     from penstock.server.guard import Guard
     from penstock.server.rights import Rights
+
+logger = logging.getLogger(__name__)
 
 MAINTAIN_S = 1.0
 SHUTDOWN_S = 10.0
@@ -137,7 +140,10 @@ class Service:
 
     def _maintain(self) -> None:
         while not self._ended.wait(MAINTAIN_S):
-            self.gateway().maintain()
+            try:
+                self.gateway().maintain()
+            except (OSError, PenstockError) as error:  # of one object: the leases of the others must end, too
+                logger.warning("%s: what a client left is released later (%s)", self._path, error)
 
     def _disable_after_fork(self) -> None:
         """In a forked child: give up the sockets, so that clients of the parent fail when the parent ends."""

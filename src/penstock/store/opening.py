@@ -305,6 +305,11 @@ class OpenedParts(WiredParts):
     def _disable_after_fork(self) -> None:
         self._port.disable_after_fork()
 
+    def _release_readers(self) -> None:
+        """Release what clients hold. Their leases may last longer: no task may find their files without a reader."""
+        for act in self._readers_held:
+            act()
+
     def _collect_at_close(self) -> None:
         """Remove the inputs of finished compactions; if that fails, the next opening does it."""
         try:

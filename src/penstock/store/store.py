@@ -585,6 +585,10 @@ class Store(TableOperations):
         """Call `act` when the store closes: after the last write, before its parts close."""
         self._parts.callback(act)
 
+    def after_background(self, act: Callable[[], object]) -> None:
+        """Call `act` when the store closes and no background work runs any more: what readers hold is released then."""
+        self._readers_held.append(act)
+
     # -- with
 
     def __enter__(self) -> Store:

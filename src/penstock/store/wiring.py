@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 from penstock.archive.master_keys import master_keys
@@ -256,6 +256,8 @@ class WiredParts(Tables):
         self._parts.callback(self._dispatcher.close)
         self._parts.callback(self._dropped.close)
         self._parts.callback(self._collect_at_close)
+        self._readers_held: list[Callable[[], object]] = []  # to call when no background work runs any more
+        self._parts.callback(self._release_readers)
         self._parts.callback(self._engines.shutdown, 10.0)
         self._parts.callback(self.offers.shutdown, 0.0)
         self._parts.callback(self._scheduler.shutdown)
@@ -469,6 +471,9 @@ class WiredParts(Tables):
         """Keep the time for the next opening."""
 
     @abstractmethod
+    def _release_readers(self) -> None:
+        """Release what clients hold."""
+
     def _collect_at_close(self) -> None:
         """Remove the inputs of finished compactions."""
 

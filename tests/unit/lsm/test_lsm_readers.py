@@ -17,7 +17,7 @@ from tree_place import Write as WriteToTree
 import penstock
 from penstock.errors import Closed, WaitExpired
 from penstock.lsm.collection import CollectionSettings
-from penstock.lsm.readers import LeaseRecord, _decode
+from penstock.lsm.readers import RETRY_S, LeaseRecord, _decode
 from penstock.manifest.manifest import ManifestTxn
 from penstock.manifest.operations import CommitReceipt
 from penstock.queue.chain import QueueSettings
@@ -333,7 +333,9 @@ def test_a_lease_is_recorded_again_if_its_removal_may_have_been_committed(monkey
         with monkeypatch.context() as slow, pytest.raises(WaitExpired):
             slow.setattr(ManifestTxn, "commit", commit_late)
             store.readers.keep(lambda: 0.0)
-        store.readers.expect(200.0)
+        assert not store.readers.expect(200.0), "not at each use"
+        clock.advance(RETRY_S)
+        assert store.readers.expect(200.0)
     with open_simulated(disk, clock, SMALL) as store:
         assert not store.readers.may_remove()
 
@@ -395,13 +397,15 @@ def test_no_reader_of_before_loses_its_files_whatever_happens(seed: int, monkeyp
                 name, lease_s = f"{life}.{step}", chance.choice([0.001, 1.0, 60.0, 300.0, 86_400.0])
                 act = chance.choice(["grant", "use", "use", "close", "keep", "keep", "wait", "wait", "jump"])
                 if act == "grant" and len(held) < 9:
-                    with suppress(WaitExpired), store.readers.granting(lease_s):
+                    with store.readers.granting(lease_s):
                         held.add(name, 0, client="a", lease_s=lease_s)
+                    if store.readers.expect(lease_s):  # only then it learns names of files
                         known_s[name] = clock.monotonic_s() + lease_s
                 elif act == "use" and known_s:
                     name = chance.choice(list(known_s))
-                    with suppress(WaitExpired, Closed), held.use(name):
-                        known_s[name] = clock.monotonic_s() + held._entries[name].lease_s
+                    with suppress(Closed), held.use(name):
+                        if store.readers.expect(held.lease_s(name)):
+                            known_s[name] = clock.monotonic_s() + held.lease_s(name)
                 elif act == "close" and known_s:
                     name = chance.choice(list(known_s))
                     held.close(name, "a")
