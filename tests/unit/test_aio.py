@@ -36,6 +36,18 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], 
     return in_loop
 
 
+def test_a_store_is_opened_with_the_same_options() -> None:
+    inner = {"fs", "clock", "random", "engine"}  # for tests of ours
+    for sync, form in ((penstock.open, aio.open), (penstock.connect, aio.connect)):
+        assert set(inspect.signature(sync).parameters) - inner == set(inspect.signature(form).parameters)
+
+
+def test_a_store_that_was_not_entered_says_what_to_do(tmp_path: Path) -> None:
+    opening: Any = aio.open(tmp_path)
+    with pytest.raises(AttributeError, match="there is no kv before it is opened: use async with, or await it first"):
+        opening.kv("users")
+
+
 def test_tables(run: Callable[[Scenario], None]) -> None:
     async def scenario(store: aio.AsyncStore) -> None:
         users = await store.kv("users", shards=2)

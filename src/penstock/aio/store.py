@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import penstock
 from penstock.aio.batch import AsyncBatch
@@ -156,6 +157,7 @@ def open(  # noqa: A001 - aio.open reads well
     read_only: bool = False,
     keys: Keys | None = None,
     encrypt: bool | None = None,
+    archive: str | None = None,
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
     """Open the store in `path` as its owner, or to be read only, like `penstock.open`.
 
@@ -174,6 +176,7 @@ def open(  # noqa: A001 - aio.open reads well
         read_only=read_only,
         keys=keys,
         encrypt=encrypt,
+        archive=archive,
     )
     return AsyncOpening(None, opens, _close, AsyncStore)
 
@@ -182,10 +185,12 @@ def connect(
     path: str | Path,
     *,
     create: bool = False,
+    start: bool = True,
     durable: bool = False,
     timeout_s: float = OWNER_TIMEOUT_S,
     token: str | None = None,
     authority: str | Path | None = None,
+    reads: Literal["leader", "linearizable", "local"] = "leader",
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
     """Connect to the store in `path`, like `penstock.connect`.
 
@@ -200,10 +205,12 @@ def connect(
         penstock.connect,
         path,
         create=create,
+        start=start,
         durable=durable,
         timeout_s=timeout_s,
         token=token,
         authority=authority,
+        reads=reads,
     )
     return AsyncOpening(None, opens, _close, AsyncStore)
 

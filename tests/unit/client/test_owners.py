@@ -17,7 +17,7 @@ from owner_processes import owners, said, script, succeeds, until
 
 import penstock
 from penstock.client.connect import connect
-from penstock.errors import Closed, NotFound, StoreLocked, WaitExpired
+from penstock.errors import Closed, Invalid, NotFound, StoreLocked, WaitExpired
 from penstock.host.os_files import OsFileSystem
 from penstock.host.waiting import pause
 from penstock.queue.table import QueueTable
@@ -94,6 +94,29 @@ def test_a_store_that_does_not_serve(path: Path) -> None:
             connect(path, timeout_s=0.5)
         with pytest.raises(StoreLocked):
             penstock.open(path, timeout_s=0.2)
+
+
+def test_a_client_that_starts_no_owner_waits_for_the_program_that_opens_the_store(path: Path) -> None:
+    with pytest.raises(NotFound):
+        connect(path, start=False)
+    with penstock.open(path) as store:
+        store.kv("users")
+        client = connect(path, start=False)
+        users = client.kv("users")
+        users.put(b"a", b"1", durable=True)
+    written = threading.Thread(target=lambda: users.put(b"b", b"2", durable=True))
+    written.start()
+    with pytest.raises(WaitExpired, match="no owner of .* is serving: open it in a program, or leave start=False out"):
+        connect(path, start=False, timeout_s=0.5)
+    assert written.is_alive()
+    assert owners(path) == []
+    with penstock.open(path) as store:
+        written.join(30.0)
+        assert dict(store.kv("users")) == {b"a": b"1", b"b": b"2"}
+        client.close()
+    assert owners(path) == []
+    with pytest.raises(Invalid, match="leave one of them out"):
+        connect(path, create=True, start=False)
 
 
 # -- open and yield
