@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock
@@ -65,6 +66,23 @@ def test_tables(run: Callable[[Scenario], None]) -> None:
         with pytest.raises(Invalid):
             await users.put("ada", b"")  # type: ignore[arg-type]
         await store.drop("users")
+
+    run(scenario)
+
+
+def test_loads_and_maintenance(run: Callable[[Scenario], None], tmp_path: Path) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        await store.kv("prices", value="int64")
+        rows = pa.table({"key": [b"apple", b"pear"], "value": [120, 90]})
+        assert (await store.load("prices", rows, token=("nightly", 1))).rows == 2
+        prepared = await store.prepare("prices", rows)
+        async with store.batch(token=("nightly", 2)) as batch:
+            assert await batch.load("prices", prepared) == 2
+        assert (await store.compact("prices")).files_after == 1
+        assert (await store.backup(tmp_path.parent / f"{tmp_path.name}-backups", keep=1)).number == 1
+        assert (await store.check()).ok
+        assert await store.troubles() == []
+        await store.recover()
 
     run(scenario)
 
