@@ -152,7 +152,7 @@ class AsyncStore(AsyncKvOfStore):
 
     async def check(self) -> CheckReport:
         """Read every file of the store and report what is damaged, like `Store.check`."""
-        return await self._threads.run(lambda: self._sync.check())
+        return await self._threads.run(self._sync.check)
 
     def snapshot(self) -> AsyncOpening[StoreSnapshot, AsyncSnapshot]:
         """Take a snapshot of all tables at one LSN: `async with store.snapshot() as snapshot`."""

@@ -230,9 +230,7 @@ def connect(
     )
 
 
-def _locator_of(
-    path: str, create: bool, start: bool, token: str | None, authority: str | Path | None
-) -> OwnerLocator:
+def _locator_of(path: str, create: bool, start: bool, token: str | None, authority: str | Path | None) -> OwnerLocator:
     if not path.startswith(SCHEME):
         if token is not None or authority is not None:
             raise Invalid(f"a token and an authority are for {SCHEME}host:port, not for a folder")

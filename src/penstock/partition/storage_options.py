@@ -75,7 +75,7 @@ class StorageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 DEFAULT = StorageOptions()
-_TYPES = {
+_TYPES: dict[str, type[Any]] = {
     "compression": CompressionConfig,
     "encryption": EncryptionConfig,
     "retention": RetentionPolicy,
@@ -97,8 +97,8 @@ def encode_storage(options: Any) -> bytes:
     if not isinstance(options, StorageOptions):
         raise Invalid(f"storage is a StorageOptions, not {in_short(options)}")
     for name, type_ in _TYPES.items():
-        value = getattr(options, name)
-        if not isinstance(value, type_) and not (value is None and name in ("archive", "encryption")):
+        value: Any = getattr(options, name)
+        if not isinstance(value, type_) and (value is not None or getattr(DEFAULT, name) is not None):
             raise Invalid(f"{name} is a penstock.{type_.__name__}, not {in_short(value)}{_HINTS.get(name, '')}")
     try:  # decoded again, because a struct is not checked when it is made
         data = _encode(options)

@@ -209,7 +209,7 @@ class Messages:
 
 
 def _lengths_differ(payloads: int, others: int, what: str) -> Invalid:
-    return Invalid(f"payloads and {what} differ in number, {payloads} and {others}: give one of {what} for each payload")
+    return Invalid(f"{what} and payloads differ in number ({others} and {payloads}): give as many {what} as payloads")
 
 
 def check_columns(names: Sequence[str], known: Sequence[str]) -> list[str]:
