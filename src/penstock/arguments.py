@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import warnings
 from datetime import UTC, datetime, timedelta
+from math import isinf
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -73,7 +74,8 @@ def seconds(value: Any, what: str, most: float, *, above_zero: bool = False) -> 
     """A time in seconds: from 0, or above it, and at most `most`, which may be infinite."""
     number = float.__float__(value) if isinstance(value, float) else plain_int(value)
     if number is None or not 0 <= number <= most:
-        raise Invalid(f"{what} is {in_short(value)}: give seconds from 0 to {most:g}")
+        bounds = "0 on" if isinf(most) else f"0 to {most:g}"
+        raise Invalid(f"{what} is {in_short(value)}: give seconds from {bounds}")
     if number == 0 and above_zero:
         raise Invalid(f"{what} is {in_short(value)}: give seconds above 0, and at most {most:g}")
     try:

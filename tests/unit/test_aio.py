@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock
@@ -36,6 +37,18 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], 
     return in_loop
 
 
+def test_a_store_is_opened_with_the_same_options() -> None:
+    inner = {"fs", "clock", "random", "engine"}  # for tests of ours
+    for sync, form in ((penstock.open, aio.open), (penstock.connect, aio.connect)):
+        assert set(inspect.signature(sync).parameters) - inner == set(inspect.signature(form).parameters)
+
+
+def test_a_store_that_was_not_entered_says_what_to_do(tmp_path: Path) -> None:
+    opening: Any = aio.open(tmp_path)
+    with pytest.raises(AttributeError, match="there is no kv before it is opened: use async with, or await it first"):
+        opening.kv("users")
+
+
 def test_tables(run: Callable[[Scenario], None]) -> None:
     async def scenario(store: aio.AsyncStore) -> None:
         users = await store.kv("users", shards=2)
@@ -53,6 +66,23 @@ def test_tables(run: Callable[[Scenario], None]) -> None:
         with pytest.raises(Invalid):
             await users.put("ada", b"")  # type: ignore[arg-type]
         await store.drop("users")
+
+    run(scenario)
+
+
+def test_loads_and_maintenance(run: Callable[[Scenario], None], tmp_path: Path) -> None:
+    async def scenario(store: aio.AsyncStore) -> None:
+        await store.kv("prices", value="int64")
+        rows = pa.table({"key": [b"apple", b"pear"], "value": [120, 90]})
+        assert (await store.load("prices", rows, token=("nightly", 1))).rows == 2
+        prepared = await store.prepare("prices", rows)
+        async with store.batch(token=("nightly", 2)) as batch:
+            assert await batch.load("prices", prepared) == 2
+        assert (await store.compact("prices")).files_after == 1
+        assert (await store.backup(tmp_path.parent / f"{tmp_path.name}-backups", keep=1)).number == 1
+        assert (await store.check()).ok
+        assert await store.troubles() == []
+        await store.recover()
 
     run(scenario)
 

@@ -454,6 +454,8 @@ def test_an_argument_in_short() -> None:
     assert type(seconds(np.float64(1), "s", 5)) is float
     assert type(text(Name.MADE, "t", 20)) is str
     assert seconds(INF, "s", INF) == INF
+    with pytest.raises(Invalid, match="s is -1: give seconds from 0 on$"):
+        seconds(-1, "s", INF)
     with pytest.raises(Invalid):
         seconds(INF, "s", 5)
 

@@ -326,8 +326,12 @@ def test_reattaching_refuses_what_it_cannot_do(place: Place, tmp_path: Path) -> 
             place.fill(store)
             if name == "two":
                 store.archive()
-    with pytest.raises(Invalid, match="by store="):
+    several = rf"{store.uuid.hex()} \(run 1 of \d{{4}}-\d\d-\d\d .* UTC\).*: name one, by store="
+    with pytest.raises(Invalid, match=several) as caught:
         penstock.reattach(place.url, str(tmp_path / "new"))
+    assert "(no run can be read)" in str(caught.value)
+    with pytest.raises(NotFound, match=f"no archive of {'0' * 32}: it has those of .*{store.uuid.hex()}"):
+        penstock.reattach(place.url, str(tmp_path / "new"), store="0" * 32)
     with pytest.raises(NotFound, match="no whole run"):
         penstock.reattach(
             place.url, str(tmp_path / "new"), store=next(n for n in place.objects.folders() if n != store.uuid.hex())

@@ -307,6 +307,22 @@ def test_wrong_use(store: Any) -> None:
     assert dict(store.kv("t").scan()) == {}
 
 
+def test_rows_that_were_prepared_for_another_store_are_refused(tmp_path: Path) -> None:
+    """Its table has the same number and name, and holds text: the bytes of an integer would have become one."""
+    with penstock.open(tmp_path / "a") as first, penstock.open(tmp_path / "b") as second:
+        first.kv("t", value="int64")
+        second.kv("t", value="utf8")
+        prepared = first.prepare("t", pa.table({"key": [b"a"], "value": [7]}))
+        with penstock.connect(tmp_path / "b") as client:
+            for other in (second, client):
+                with pytest.raises(Invalid, match="prepared for another store: .*this one"), other.batch() as batch:
+                    batch.load("t", prepared)
+        assert len(second.kv("t")) == 0
+        with penstock.connect(tmp_path / "a") as client, client.batch() as batch:
+            batch.load("t", prepared)
+        assert dict(first.kv("t", value="int64")) == {b"a": 7}
+
+
 def test_an_error_of_the_rows_themselves_is_the_callers_own(store: Any) -> None:
     store.kv("t")
 

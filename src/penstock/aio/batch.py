@@ -35,6 +35,7 @@ class AsyncBatch(AsyncKvOfBatch):
     queue = made(StoreBatch.queue)
     series = made(StoreBatch.series)
     vector = made(StoreBatch.vector)
+    load = awaited(StoreBatch.load)  # it sorts rows and writes files
     commit = awaited(StoreBatch.commit)
 
     @property

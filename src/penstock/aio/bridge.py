@@ -13,7 +13,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from penstock.arguments import seconds
 from penstock.errors import Closed, WaitExpired
@@ -242,6 +242,11 @@ class AsyncOpening(Generic[S, A]):
         self._closes = closes
         self._form = form
         self._opened: A | None = None
+
+    if not TYPE_CHECKING:  # for type checkers it has no other attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"there is no {name} before it is opened: use async with, or await it first")
 
     async def _open(self) -> A:
         threads = self._threads or CallThreads()

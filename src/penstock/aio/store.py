@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import penstock
 from penstock.aio.batch import AsyncBatch
@@ -19,9 +20,12 @@ from penstock.archive.master_keys import Keys
 from penstock.client.connection import OWNER_TIMEOUT_S
 from penstock.client.store import RemoteMetrics, RemoteStore
 from penstock.host.metrics import Metrics
+from penstock.lsm.manual_compaction import COMPACT_WAIT_S, CompactionReport
+from penstock.partition.aside import Trouble
 from penstock.queue.view import QueueView
 from penstock.series.reader import SeriesReader
 from penstock.server.opening import YIELD_S
+from penstock.store.reports import BackupReport, CheckReport
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.store.tables import StoreSnapshot, Tables
@@ -115,6 +119,8 @@ class AsyncStore(AsyncKvOfStore):
     reactivate = awaited(Tables.reactivate)
     flush = awaited(Tables.flush)
     wait_for = waited(Tables.wait_for)
+    load = awaited(Tables.load)
+    prepare = awaited(Tables.prepare)
     statistics = awaited(Tables.statistics)
     subscribe = awaited_as(AsyncSubscription, Tables.subscribe)
 
@@ -125,8 +131,28 @@ class AsyncStore(AsyncKvOfStore):
 
     @property
     def sync(self) -> Store | RemoteStore:
-        """The store itself, for what has no asyncio form."""
+        """The store itself, for what has no asyncio form: `await asyncio.to_thread(store.sync.archive)`."""
         return self._sync
+
+    async def recover(self) -> None:
+        """Let the store take writes again after a failed one."""
+        await self._threads.run(self._sync.recover)
+
+    async def troubles(self) -> list[Trouble]:
+        """Return the acknowledged writes that cannot be read, and why; an empty list if all is well."""
+        return await self._threads.run(self._sync.troubles)
+
+    async def compact(self, name: str, *, timeout_s: float = COMPACT_WAIT_S) -> CompactionReport:
+        """Merge a table into as few files as possible, like `Store.compact`."""
+        return await self._threads.run(lambda: self._sync.compact(name, timeout_s=timeout_s))
+
+    async def backup(self, target: str | Path, *, keep: int | None = None) -> BackupReport:
+        """Copy the store as of one LSN into the folder `target`, while others write, like `Store.backup`."""
+        return await self._threads.run(lambda: self._sync.backup(target, keep=keep))
+
+    async def check(self) -> CheckReport:
+        """Read every file of the store and report what is damaged, like `Store.check`."""
+        return await self._threads.run(self._sync.check)
 
     def snapshot(self) -> AsyncOpening[StoreSnapshot, AsyncSnapshot]:
         """Take a snapshot of all tables at one LSN: `async with store.snapshot() as snapshot`."""
@@ -156,6 +182,7 @@ def open(  # noqa: A001 - aio.open reads well
     read_only: bool = False,
     keys: Keys | None = None,
     encrypt: bool | None = None,
+    archive: str | None = None,
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
     """Open the store in `path` as its owner, or to be read only, like `penstock.open`.
 
@@ -174,6 +201,7 @@ def open(  # noqa: A001 - aio.open reads well
         read_only=read_only,
         keys=keys,
         encrypt=encrypt,
+        archive=archive,
     )
     return AsyncOpening(None, opens, _close, AsyncStore)
 
@@ -182,10 +210,12 @@ def connect(
     path: str | Path,
     *,
     create: bool = False,
+    start: bool = True,
     durable: bool = False,
     timeout_s: float = OWNER_TIMEOUT_S,
     token: str | None = None,
     authority: str | Path | None = None,
+    reads: Literal["leader", "linearizable", "local"] = "leader",
 ) -> AsyncOpening[Store | RemoteStore, AsyncStore]:
     """Connect to the store in `path`, like `penstock.connect`.
 
@@ -200,10 +230,12 @@ def connect(
         penstock.connect,
         path,
         create=create,
+        start=start,
         durable=durable,
         timeout_s=timeout_s,
         token=token,
         authority=authority,
+        reads=reads,
     )
     return AsyncOpening(None, opens, _close, AsyncStore)
 

@@ -35,6 +35,7 @@ Reads = Literal["leader", "linearizable", "local"]
 READS = ("leader", "linearizable", "local")
 MEMBER_S = 2.0  # for one member of a cluster to answer: the next one may lead
 MEMBER_ANSWER_S = 6.0  # for an answer of the leader: one that hangs does not keep its clients from the next
+ASK_AGAIN_S = 0.2  # between two looks for an owner that another program starts
 OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a failed connection
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -48,9 +49,10 @@ class LocalOwnerLocator:
     patience_s: float | None = None
     answer_s: float | None = None
 
-    def __init__(self, path: str, *, create: bool, clock: Clock) -> None:
+    def __init__(self, path: str, *, create: bool, clock: Clock, start: bool = True) -> None:
         self.folder = self.name = path
         self._create = create
+        self._may_start = start
         self._clock = clock
         self._fs = OsFileSystem()
         self._process = system_random().randbytes(8).hex().encode()  # a name for the owner's limits
@@ -66,15 +68,16 @@ class LocalOwnerLocator:
 
     def _open(self, deadline_s: float) -> flight.FlightClient:
         answer = self._ask_owner(deadline_s)
-        # Starting an owner only to find the store locked is expensive, so pauses grow.
-        retries = Retries(self._clock, deadline_s, pause_s_max=1.0)
+        # Starting an owner only to find the store locked is expensive, so pauses grow; asking for one is not.
+        retries = Retries(self._clock, deadline_s, pause_s_max=1.0 if self._may_start else ASK_AGAIN_S)
         while answer is None or not answer.location:
             if not self._create and not locator.has_store(self.folder):
                 raise NotFound(f"there is no store in {self.folder}: give another path, or create=True")
             if retries.expired():
                 reason = "" if answer is None else f" ({answer.reason})"
-                raise WaitExpired(f"no owner of {self.folder} is serving{reason}: try again")
-            answer = self._start(deadline_s)
+                remedy = "try again" if self._may_start else "open it in a program, or leave start=False out"
+                raise WaitExpired(f"no owner of {self.folder} is serving{reason}: {remedy}")
+            answer = self._start(deadline_s) if self._may_start else self._ask_owner(deadline_s)
             if answer is None or not answer.location:
                 retries.again()
         return flight.FlightClient(answer.location, generic_options=OPTIONS)
@@ -189,6 +192,7 @@ def connect(
     path: str | Path,
     *,
     create: bool = False,
+    start: bool = True,
     durable: bool = False,
     timeout_s: float = OWNER_TIMEOUT_S,
     token: str | None = None,
@@ -196,6 +200,9 @@ def connect(
     reads: Literal["leader", "linearizable", "local"] = "leader",
 ) -> RemoteStore:
     """Connect to the store in `path`, whichever process owns it; an owner is started if there is none.
+
+    `start=False` starts none: calls wait for a program that opens the store, now and whenever its owner has ended. A
+    started owner has default settings, and of master keys only what PENSTOCK_KEYS says.
 
     `NotFound` if there is no store, unless `create=True`. Any call waits at most `timeout_s` for an owner and its
     answer, then raises `WaitExpired`, or `OutcomeUnknown` for a write. A path `penstock://host:port` is a store that
@@ -212,20 +219,22 @@ def connect(
     """
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
         raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
-    create, durable = flag(create, "create"), flag(durable, "durable")
+    create, start, durable = flag(create, "create"), flag(start, "start"), flag(durable, "durable")
+    if create and not start:
+        raise Invalid("create=True starts an owner, and start=False starts none: leave one of them out")
     if reads not in READS:
         raise Invalid(f"reads is {in_short(reads)}: give one of {', '.join(READS)}")
-    clock, owner_locator = SystemClock(), _locator_of(path_text(path), create, token, authority)
+    clock, owner_locator = SystemClock(), _locator_of(path_text(path), create, start, token, authority)
     return RemoteStore(
         owner_locator, durable=durable, clock=clock, random=system_random(), owner_timeout_s=timeout_s, reads=reads
     )
 
 
-def _locator_of(path: str, create: bool, token: str | None, authority: str | Path | None) -> OwnerLocator:
+def _locator_of(path: str, create: bool, start: bool, token: str | None, authority: str | Path | None) -> OwnerLocator:
     if not path.startswith(SCHEME):
         if token is not None or authority is not None:
             raise Invalid(f"a token and an authority are for {SCHEME}host:port, not for a folder")
-        return LocalOwnerLocator(store_folder(path), create=create, clock=SystemClock())
+        return LocalOwnerLocator(store_folder(path), create=create, clock=SystemClock(), start=start)
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: get one from the server's administrator")
     addresses = path.removeprefix(SCHEME).rstrip("/").split(",")

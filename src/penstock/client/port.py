@@ -363,6 +363,10 @@ class FlightPort(OwnerRequests):
         return self._connection.ask(wire.StageFiles(partition, count, lease_s), list[StagedFile])
 
     @property
+    def identity(self) -> bytes:
+        return self._connection.owner.identity
+
+    @property
     def shares_files(self) -> bool:
         """Whether the files of the store's folder are those that requests name. Those of a cluster's members differ."""
         return self._connection.owner.durability != Durability.QUORUM.value

@@ -280,7 +280,11 @@ class Host(Protocol):
 
     @property
     def identity(self) -> bytes:
-        """The store's UUID."""
+        """What the store's files carry; a copy made by `restore` has the same."""
+
+    @property
+    def uuid(self) -> bytes:
+        """The UUID of this store alone."""
 
     def machine(self, partition: PartitionId, timeout_s: float = 60.0) -> Any:
         """Return the state machine of a shard, opened on first use, and wait until it has every write so far."""

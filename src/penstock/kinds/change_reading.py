@@ -68,8 +68,8 @@ def as_changing(kind: Kind, info: TableInfo) -> Changing:
 def no_feed(info: TableInfo) -> KindMismatch:
     """Return the error for a table without a change feed."""
     return KindMismatch(
-        f"table {info.name} of the kind {info.kind} has no change feed: create a table with changes=True, if its kind "
-        "has feeds"
+        f"table {info.name} of the kind {info.kind} has no change feed: create another one with changes=True, and copy "
+        "the rows with store.load, because a table gets its feed when it is created"
     )
 
 

@@ -148,6 +148,10 @@ class Port(Reading, Protocol):
         """The largest `size` of one write or group."""
 
     @property
+    def identity(self) -> bytes:
+        """What the store's files carry: different for each store, except copies that were restored."""
+
+    @property
     def holder(self) -> str:
         """The name of a client, different for each connection; empty in the owner."""
 

@@ -79,6 +79,13 @@ class StorageOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 DEFAULT = StorageOptions()
+_TYPES: dict[str, type[Any]] = {
+    "compression": CompressionConfig,
+    "encryption": EncryptionConfig,
+    "retention": RetentionPolicy,
+    "archive": ArchivePolicy,
+}
+_HINTS = {"retention": ": a queue's own alter takes a Retention, a series table's retention_s"}
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(StorageOptions).decode
 
@@ -93,6 +100,10 @@ def encode_storage(options: Any) -> bytes:
     """Check options and encode them; the default is no bytes. `Invalid` if a value is of the wrong type."""
     if not isinstance(options, StorageOptions):
         raise Invalid(f"storage is a StorageOptions, not {in_short(options)}")
+    for name, type_ in _TYPES.items():
+        value: Any = getattr(options, name)
+        if not isinstance(value, type_) and (value is not None or getattr(DEFAULT, name) is not None):
+            raise Invalid(f"{name} is a penstock.{type_.__name__}, not {in_short(value)}{_HINTS.get(name, '')}")
     try:  # decoded again, because a struct is not checked when it is made
         data = _encode(options)
         if _decode(data) != options:

@@ -100,7 +100,7 @@ class Deliveries:
         self._blocked = 0  # number of those who found a full window; the same
         self._asleep_until_s = 0.0  # guarded by _changed: no waiter sleeps longer
         self._closed = False  # guarded by _changed
-        self._leases = Leases(host.incarnation)  # guarded by _changed
+        self._leases = Leases(host.incarnation, host.uuid)  # guarded by _changed
         self._arrived = False  # messages arrived since the last wake-up; set by apply
         self._seen: OrderedDict[str, int] = OrderedDict()  # guarded by _changed: when each was last seen, oldest first
         for machine in machines:

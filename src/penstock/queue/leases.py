@@ -68,9 +68,12 @@ class _Window:
 class Leases:
     """All leases of a queue."""
 
-    def __init__(self, incarnation: int) -> None:
+    def __init__(self, incarnation: int, store: bytes) -> None:
         self._windows: dict[tuple[str, int], _Window] = {}
         self._base = incarnation << 32  # ids differ from those of other openings of the store
+        # And from those of another store, in another process: its messages may be acknowledged here by mistake, as in a
+        # batch of the wrong store, and sequences, table and consumer may all be the same.
+        self._first = int.from_bytes(store[:4], "big")
         self._turns: dict[str, int] = {}
         self._held: dict[str, set[int]] = {}  # by client: the leases it was given, also some that have ended
 
@@ -99,7 +102,7 @@ class Leases:
         chosen = np.flatnonzero(free)[:limit]
         if not len(chosen):
             return None
-        lease = self._base + next(_numbers)
+        lease = self._base + ((self._first + next(_numbers)) & 0xFFFF_FFFF)
         if holder:
             self._held.setdefault(holder, set()).add(lease)
         window.until_s[chosen] = until_s

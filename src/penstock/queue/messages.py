@@ -78,8 +78,9 @@ class Messages:
 
     def __post_init__(self) -> None:
         count = len(self.payloads)
-        if any(column is not None and len(column) != count for column in (self.keys, self.times, self.headers)):
-            raise Invalid("payloads, keys, times and headers must have one length")
+        for what, column in (("keys", self.keys), ("times", self.times), ("headers", self.headers)):
+            if column is not None and len(column) != count:
+                raise _lengths_differ(count, len(column), what)
         if self.payloads.null_count:
             raise Invalid("a payload is null: give empty bytes for an empty message")
 
@@ -103,7 +104,7 @@ class Messages:
                     column = pa.Array.from_buffers(pa.binary(), len(keys), [bitmap, *column.buffers()[1:]])
             payloads = list(payloads)
             if headers is not None and len(headers) != len(payloads):  # their column is None if no message has any
-                raise Invalid("payloads, keys, times and headers must have one length")
+                raise _lengths_differ(len(payloads), len(headers), "headers")
             return cls(
                 binary_column(payloads),
                 column,
@@ -205,6 +206,10 @@ class Messages:
             _add_column(parts, values)
         parts[0] = PREFIX.pack(lsn, time_us, len(self), flags, 0)
         return b"".join(parts)
+
+
+def _lengths_differ(payloads: int, others: int, what: str) -> Invalid:
+    return Invalid(f"{what} and payloads differ in number ({others} and {payloads}): give as many {what} as payloads")
 
 
 def check_columns(names: Sequence[str], known: Sequence[str]) -> list[str]:

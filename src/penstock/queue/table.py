@@ -381,7 +381,9 @@ def _columns(messages: Any, keys: Sequence[bytes | None] | None, headers: list[A
         except (pa.ArrowException, TypeError) as error:
             raise Invalid(f"payload and key are binary, timestamp is a timestamp, headers a map ({error})") from None
     if isinstance(messages, (bytes, str)) or not isinstance(messages, Iterable):
-        raise Invalid(f"put_many takes many payloads or an Arrow table, not {type(messages).__name__}")
+        raise Invalid(
+            f"put_many takes many payloads or an Arrow table, not {type(messages).__name__}: give a list, or use put"
+        )
     return Messages.of(list(messages), keys, headers=headers)
 
 

@@ -172,7 +172,7 @@ class _Parser:
             self._refuse("a metric or {")
         self._skip_space()
         if self._at < len(self._text):
-            self._refuse("the end")
+            self._refuse("the end (ranges, functions and operators are PromQL: use query or query_range)")
         return tuple(matchers)
 
     def _matchers(self, matchers: list[Matcher], *, named: bool) -> None:

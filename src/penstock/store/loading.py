@@ -43,6 +43,7 @@ class PreparedLoad(msgspec.Struct, frozen=True, array_like=True):
     table: str
     rows: int
     parts: tuple[PreparedRows, ...]
+    store: bytes = b""  # the identity of the store that they are for
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +98,17 @@ def prepare_batches(
                     context.hand_over(part.partition, part.file)
     except SourceError as error:
         raise error.__cause__ or error from None
-    return PreparedLoad(info.name, count, tuple(parts))
+    return PreparedLoad(info.name, count, tuple(parts), context.identity)
 
 
-def check_loads(info: TableInfo, prepared: Any) -> Sequence[PreparedLoad]:
-    """Return the loads as a sequence; `Invalid` if they are not loads of this table."""
+def check_loads(info: TableInfo, prepared: Any, store: bytes) -> Sequence[PreparedLoad]:
+    """Return the loads as a sequence; `Invalid` if they are not loads of this table, in the store of this identity."""
     loads = [prepared] if isinstance(prepared, PreparedLoad) else prepared
     if not isinstance(loads, Sequence) or not all(isinstance(load, PreparedLoad) for load in loads):
         raise Invalid(f"load takes an Arrow table or stream, or what prepare returned, not {in_short(prepared)}")
     for load in loads:
+        if load.store not in (b"", store):  # its table of that number may hold other types
+            raise Invalid(f"rows for table {load.table} were prepared for another store: prepare them with this one")
         if any(table_of(part.partition) != info.table_id for part in load.parts):
             raise Invalid(f"rows prepared for table {load.table} were given for {info.name}: prepare them again")
     return loads

@@ -96,13 +96,14 @@ class LocalPort(LiveReading):
         clock: Clock,
         incarnation: int,
         identity: bytes,
+        uuid: bytes,
         keys: StoreKeys,
         check_usable: Callable[[], None],
     ) -> None:
         super().__init__(coordinator, dispatcher, clock=clock, check_usable=check_usable)
         self._staging = staging
         self.incarnation = incarnation
-        self.identity = identity
+        self.identity, self.uuid = identity, uuid
         self._keys = keys
         self._write_into = coordinator.write_into  # bound once, for every write
         buffer = coordinator.buffer

@@ -14,13 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import msgspec
 
 from penstock.archive.objects import ObjectStore, parse_file_key
 from penstock.archive.plain import TemporaryFile
 from penstock.archive.transfer import fetch, fetch_as, verify_object
-from penstock.errors import CorruptionError, Invalid, NotFound
+from penstock.errors import CorruptionError, Invalid, NotFound, UnsupportedVersion
 from penstock.host.clock import Clock
 from penstock.host.file_operations import remove_file
 from penstock.host.files import FileSystem
@@ -112,10 +113,19 @@ class Reattachment:
         if len(chosen) == 1:
             return chosen[0]
         if not chosen:
-            raise NotFound(f"{self._objects.url} has no archive of {'a store' if store is None else store}")
-        raise Invalid(
-            f"{self._objects.url} has the archives of {', '.join(sorted(chosen))}: name one, by store= or --uuid"
-        )
+            others = f"it has those of {', '.join(sorted(found))}" if found else "give the URL that a store archives to"
+            raise NotFound(f"{self._objects.url} has no archive of {'a store' if store is None else store}: {others}")
+        archives = "; ".join(f"{name} ({self._newest(name)})" for name in sorted(chosen))
+        raise Invalid(f"{self._objects.url} has the archives of {archives}: name one, by store= or --uuid")
+
+    def _newest(self, store: str) -> str:
+        """Say when the newest whole run of a store was made, which tells a lost store from its copies."""
+        try:
+            listing = self._listing(store, None)
+            made = datetime.fromtimestamp(listing.time_us // 1_000_000, UTC)
+        except (NotFound, CorruptionError, UnsupportedVersion, OverflowError, ValueError):
+            return "no run can be read"  # named by store=, it says why
+        return f"run {listing.number} of {made:%Y-%m-%d %H:%M:%S} UTC"
 
     def _listing(self, store: str, number: int | None) -> RunListing:
         whole = [each for each, is_whole in run_numbers(self._objects, store).items() if is_whole]

@@ -305,6 +305,7 @@ class WiredParts(Tables):
             clock=self._clock,
             incarnation=self._consensus.incarnation,
             identity=self.identity,
+            uuid=self.uuid,
             keys=self._keys,
             check_usable=self._check_usable,
         )

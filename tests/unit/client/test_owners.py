@@ -17,7 +17,7 @@ from owner_processes import owners, said, script, succeeds, until
 
 import penstock
 from penstock.client.connect import connect
-from penstock.errors import Closed, NotFound, StoreLocked, WaitExpired
+from penstock.errors import Closed, Invalid, LeaseLost, NotFound, StoreLocked, WaitExpired
 from penstock.host.os_files import OsFileSystem
 from penstock.host.waiting import pause
 from penstock.queue.table import QueueTable
@@ -94,6 +94,29 @@ def test_a_store_that_does_not_serve(path: Path) -> None:
             connect(path, timeout_s=0.5)
         with pytest.raises(StoreLocked):
             penstock.open(path, timeout_s=0.2)
+
+
+def test_a_client_that_starts_no_owner_waits_for_the_program_that_opens_the_store(path: Path) -> None:
+    with pytest.raises(NotFound):
+        connect(path, start=False)
+    with penstock.open(path) as store:
+        store.kv("users")
+        client = connect(path, start=False)
+        users = client.kv("users")
+        users.put(b"a", b"1", durable=True)
+    written = threading.Thread(target=lambda: users.put(b"b", b"2", durable=True))
+    written.start()
+    with pytest.raises(WaitExpired, match="no owner of .* is serving: open it in a program, or leave start=False out"):
+        connect(path, start=False, timeout_s=0.5)
+    assert written.is_alive()
+    assert owners(path) == []
+    with penstock.open(path) as store:
+        written.join(30.0)
+        assert dict(store.kv("users")) == {b"a": b"1", b"b": b"2"}
+        client.close()
+    assert owners(path) == []
+    with pytest.raises(Invalid, match="leave one of them out"):
+        connect(path, create=True, start=False)
 
 
 # -- open and yield
@@ -305,6 +328,27 @@ def test_consumers_that_are_killed_lose_and_repeat_nothing(path: Path) -> None:
             consumers[victim] = script(CONSUMER, path)
         assert [said(process) for process in consumers] == ["done"] * 3
         assert dict(counts.items()) == {b"%04d" % n: 1 for n in range(1_500)}
+
+
+def test_messages_of_one_store_are_not_acknowledged_in_another(tmp_path: Path) -> None:
+    """Two stores that were made in the same way, each with its own owner: tables, sequences and names are the same."""
+    with connect(tmp_path / "a", create=True) as first, connect(tmp_path / "b", create=True) as second:
+        held = []
+        for store in (first, second):
+            store.queue("events").put_many([b"1", b"2", b"3"], durable=True)
+            store.kv("totals", value="int64")
+            consumer = store.queue("events").consumer("worker")
+            held.append((consumer, consumer.get(2)))
+        (consumer, messages), (other, _) = held
+        with pytest.raises(LeaseLost), second.batch() as batch:
+            batch.kv("totals", value="int64").put(b"n", 2)
+            consumer.ack(messages, batch=batch)
+        with pytest.raises(LeaseLost):
+            other.ack(messages)
+        assert (consumer.lag, other.lag, len(second.kv("totals"))) == (3, 3, 0)
+        with first.batch() as batch:
+            consumer.ack(messages, batch=batch)
+        assert (consumer.lag, other.lag) == (1, 3)
 
 
 def test_two_processes_never_own_one_store(path: Path) -> None:

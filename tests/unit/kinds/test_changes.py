@@ -276,7 +276,7 @@ def test_tables_without_a_feed(path: Path) -> None:
     with penstock.open(str(path)) as store:
         plain, events = store.kv("plain"), store.queue("events")
         for table in (plain, events):
-            with pytest.raises(KindMismatch, match="has no change feed"):
+            with pytest.raises(KindMismatch, match="has no change feed: create another one .*copy the rows with"):
                 table.changes()
         with pytest.raises(KindMismatch, match="has no change feed"):
             store.kv("plain", changes=True)

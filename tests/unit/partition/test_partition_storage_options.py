@@ -91,6 +91,19 @@ def test_values_of_the_wrong_type_or_range_are_refused(make: Any) -> None:
         make()
 
 
+def test_an_option_of_another_class_is_named() -> None:
+    wrong: list[tuple[str, Any, str]] = [
+        ("retention", penstock.Retention(age_s=60), "retention is a penstock.RetentionPolicy, not .*own alter takes"),
+        ("compression", "zstd", "compression is a penstock.CompressionConfig, not 'zstd'"),
+        ("archive", 5, "archive is a penstock.ArchivePolicy, not 5"),
+        ("compression", None, "compression is a penstock.CompressionConfig, not None"),
+    ]
+    for option, value, message in wrong:
+        with pytest.raises(Invalid, match=message):
+            changed("t", StorageOptions(), {option: value})
+    assert changed("t", StorageOptions(), {"archive": None}).archive is None
+
+
 def test_folders_and_encryption_do_not_change() -> None:
     plain = StorageOptions()
     assert changed("t", plain, {"compression": CompressionConfig(Codec.LZ4)}).compression.codec is Codec.LZ4

@@ -347,6 +347,16 @@ def test_wrong_use_changes_nothing(store: Store, wrong: Any) -> None:
     assert payloads(queue) == [b"there"]
 
 
+def test_what_differs_in_number_is_named(store: Store) -> None:
+    queue = store.queue("events", headers=True)
+    with pytest.raises(Invalid, match=r"keys and payloads differ in number \(2 and 1\): give as many keys as payloads"):
+        queue.put_many([b"a"], keys=[b"a", b"b"])
+    with pytest.raises(Invalid, match=r"headers and payloads differ in number \(1 and 2\)"):
+        queue.put_many([b"a", b"b"], headers=[None])
+    with pytest.raises(Invalid, match="not bytes: give a list, or use put"):
+        queue.put_many(b"abc")  # type: ignore[arg-type]
+
+
 def test_huge_numbers_are_only_far_away(store: Store) -> None:
     queue = store.queue("events")
     queue.put(b"there", durable=True)

@@ -48,6 +48,7 @@ def test_selectors_parse(text: str, matchers: list[tuple[str, str, str]]) -> Non
         ('cpu{host="a}', 'expected a closing "'),
         ("cpu{host=`a}", "expected a closing `"),
         ('cpu{host="a"} x', "expected the end"),
+        ("cpu[5m]", "wrong at character 4: expected the end (ranges, functions and operators are PromQL: use query"),
         ('cpu{host=="a"}', "expected a quoted text"),
         (r'cpu{host="\q"}', "expected an escape"),
         (r'cpu{host="\xff"}', "the number of a character"),
