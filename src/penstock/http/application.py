@@ -298,7 +298,7 @@ class _Door:
             version = write_version(request.headers.get("content-type", ""))
         except Invalid as refused:
             raise Refused(415, "bad_data", str(refused)) from None
-        if request.headers.get("content-encoding", "snappy") != "snappy":
+        if request.headers.get("content-encoding", "snappy").lower() != "snappy":
             raise Refused(415, "bad_data", "remote write is compressed by snappy")
         return self._store_samples(request, decode_write(body, version, self._labels))
 
@@ -353,7 +353,9 @@ class _Door:
 
 def _parameters(text: bytes) -> dict[str, list[str]]:
     try:
-        return urllib.parse.parse_qs(text.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+        # UTF-8 may stand there as it is, too: `curl -d` sends what it is given.
+        given = text.decode(errors="replace")
+        return urllib.parse.parse_qs(given, keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
     except ValueError:
         raise Refused(400, "bad_data", f"a request has at most {PARAMETERS_MAX} parameters: send fewer") from None
 
@@ -376,7 +378,7 @@ def _until_disconnected(request: Request, cancel: Callable[[], None]) -> Iterato
 
 def _plain_body(request: Request, body: bytes) -> bytes:
     """Undo gzip, within bounds."""
-    encoding = request.headers.get("content-encoding", "identity")
+    encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding == "identity":
         return body
     if encoding != "gzip":
@@ -397,5 +399,5 @@ def _plain_body(request: Request, body: bytes) -> bytes:
 
 
 def _check_otlp(request: Request) -> None:
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-protobuf":
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-protobuf":
         raise Refused(415, "bad_data", "OTLP is taken as application/x-protobuf")
