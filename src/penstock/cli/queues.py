@@ -44,9 +44,10 @@ def put_message(
     table, given = _queue(session, queue), None if key is None else parse_bytes(key)
     if payload == "-":
         sent = 0
-        for lines in _line_batches():
-            table.put_many(lines, keys=None if given is None else [given] * len(lines), durable=True)
-            sent += len(lines)
+        with session.out.progress("sending", left=lambda: f"{sent:,} messages are durable, the next ones may be"):
+            for lines in _line_batches():
+                table.put_many(lines, keys=None if given is None else [given] * len(lines), durable=True)
+                sent += len(lines)
         session.out.done(f"{sent:,} messages, durable", queue=queue, messages=sent)
         return
     where = table.append(parse_bytes(payload), key=given)

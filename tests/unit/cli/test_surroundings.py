@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,23 @@ def test_ctrl_c_ends_a_campaign_and_its_child_in_one_line(tmp_path: Path) -> Non
     said = b"penstock: interrupted: the store of the trial was removed\n"
     assert (process.returncode, out, err) == (130, b"", said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_lines_are_sent_says_how_many_are_durable(store: Store) -> None:
+    store.queue("sent")
+    command = [*PROGRAM, "queue", "put", str(store.path), "sent", "-"]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **streams) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"a\nb\nc\n")
+        process.stdin.flush()
+        while store.queue("sent").statistics().messages < 3 and process.poll() is None:
+            os.sched_yield()
+        time.sleep(0.2)  # until its sender knows, too, and waits for the next line
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    said = b"penstock: interrupted: 3 messages are durable, the next ones may be\n"
+    assert (process.returncode, out, err) == (130, b"", said)
 
 
 def numbers_of_commands() -> list[tuple[tuple[str, ...], str]]:
