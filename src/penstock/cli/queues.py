@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from penstock.cli.app import app, group
-from penstock.cli.formatting import parse_bytes, parse_time
+from penstock.cli.formatting import format_value, parse_bytes, parse_time
 from penstock.cli.output import first_of, note
 from penstock.cli.session import Limit, Name, Session, command
 from penstock.errors import Invalid
@@ -176,7 +176,10 @@ def seek(
         moment = parse_time(to)
         where = {shard: table.seek(moment, shard=shard) for shard in range(table.shards)}
     known = {one.name for one in table.consumers()}
-    if consumer not in known:
-        note(f"{consumer} is new; the consumers of {queue} are {', '.join(sorted(known)) or 'none'}")
     table.consumer(consumer).seek(where)
-    session.out.done(f"{consumer} reads on from {to}", consumer=consumer, position=table.consumer(consumer).position)
+    if consumer not in known:
+        others = ", ".join(map(format_value, sorted(known)))
+        note(f"{format_value(consumer)} is new; the consumers of {queue} were {others or 'none'}")
+    session.out.done(
+        f"{format_value(consumer)} reads on from {to}", consumer=consumer, position=table.consumer(consumer).position
+    )

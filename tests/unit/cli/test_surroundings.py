@@ -163,3 +163,11 @@ def test_numbers_out_of_range_are_one_line(store: Store, tmp_path: Path) -> None
             ended = run(*path, store.path, *given, f"{option}={number}")
             assert ended.code in {2, 3}, (path, option, number, ended)
             assert (ended.err.count("\n"), ended.err.startswith("penstock: ")) == (1, True), (path, option, ended)
+
+
+def test_a_refused_seek_is_one_line_and_names_move_no_cursor(store: Store) -> None:
+    store.queue("sought").consumer("\x1b[2Jevil").seek("latest")
+    refused = run("queue", "seek", store.path, "sought", "", "earliest")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    moved = run("queue", "seek", store.path, "sought", "new", "earliest")
+    assert (moved.code, "new is new" in moved.err, "\x1b" in moved.err) == (0, True, False)
