@@ -35,7 +35,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from penstock.errors import Invalid, Poisoned, WaitExpired
+from penstock.errors import Invalid, NotFound, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.randomness import system_random
@@ -235,11 +235,22 @@ class _Door:
         if right not in self._threads:
             self._threads[right] = CapacityLimiter(THREADS_MAX)
         try:
-            return await to_thread.run_sync(act, limiter=self._threads[right])
+            return await to_thread.run_sync(self._done, act, limiter=self._threads[right])
         except (Refused, ClientDisconnect):
             raise
         except Exception as error:
             raise refusal_of(error) from error
+
+    def _done(self, act: Callable[[], Any]) -> Any:
+        """Call `act`; 503 if the store itself is absent (a disk is not mounted): at 404, senders drop samples."""
+        try:
+            return act()
+        except NotFound as error:
+            try:
+                self._store.port.tables()
+            except NotFound:
+                raise Refused(503, "unavailable", str(error), 5) from error
+            raise
 
     # -- reading
 

@@ -128,8 +128,8 @@ def test_ctrl_c_ends_a_campaign_and_its_child_in_one_line(tmp_path: Path) -> Non
 def test_ctrl_c_while_lines_are_sent_says_how_many_are_durable(store: Store) -> None:
     store.queue("sent")
     command = [*PROGRAM, "queue", "put", str(store.path), "sent", "-"]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **streams) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin is not None
         process.stdin.write(b"a\nb\nc\n")
         process.stdin.flush()
