@@ -49,7 +49,6 @@ import errno
 import os
 import signal
 import sys
-import traceback
 
 # Exit codes: 0 done; 1 something is damaged or was declined; 2 the call is wrong; and by what to do next:
 NOT_FOUND = 3
@@ -74,8 +73,7 @@ def main() -> None:
         code = run()
         sys.stdout.flush()
     except PenstockError as error:
-        if "--debug" in sys.argv:
-            traceback.print_exc()
+        _print_traceback()
         print(f"penstock: {error}", file=sys.stderr)
         code = exit_code(error)
     except KeyboardInterrupt:
@@ -84,13 +82,20 @@ def main() -> None:
         _drop_output()
         code = 0
     except OSError as error:  # of a file that the command was given, or of its output; a store's own are translated
-        if "--debug" in sys.argv:
-            traceback.print_exc()
+        _print_traceback()
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"penstock: {where}{error.strerror or error}", file=sys.stderr)
         _drop_output()
         code = os_exit_code(error)
     sys.exit(code)
+
+
+def _print_traceback() -> None:
+    """Print where the current error comes from, with --debug."""
+    if "--debug" in sys.argv:
+        import traceback  # here: until `main` runs, an interrupt prints one of Python's own
+
+        traceback.print_exc()
 
 
 def _open_closed_streams() -> None:

@@ -56,7 +56,9 @@ def verify_chunks(
     store = session.store
     names = [table] if table is not None else store.tables()
     stems = {one.file.removesuffix(".sst") for each in names for one in store.chunks(each)}
-    damage = [one for one in store.check().damage if any(stem in one.path for stem in stems)]  # or of its index
+    with session.out.progress("reading", left="nothing was changed"):
+        report = store.check()
+    damage = [one for one in report.damage if any(stem in one.path for stem in stems)]  # or of its index
     if session.out.json:
         found = [{"path": one.path, "reason": one.reason} for one in damage]
         session.out.document({"well": not damage, "chunks": len(stems), "damage": found})

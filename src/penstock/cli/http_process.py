@@ -24,7 +24,7 @@ END_S = 20.0
 def parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of HOST:PORT; an IPv6 address stands in brackets."""
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
         raise Invalid(f"--http is HOST:PORT such as 127.0.0.1:9090, not {text[:80]!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from penstock.cli.app import app, group
-from penstock.cli.formatting import parse_bytes, parse_time
+from penstock.cli.formatting import format_value, parse_bytes, parse_time
 from penstock.cli.output import first_of, note
 from penstock.cli.session import Limit, Name, Session, command
 from penstock.errors import Invalid
@@ -44,9 +44,10 @@ def put_message(
     table, given = _queue(session, queue), None if key is None else parse_bytes(key)
     if payload == "-":
         sent = 0
-        for lines in _line_batches():
-            table.put_many(lines, keys=None if given is None else [given] * len(lines), durable=True)
-            sent += len(lines)
+        with session.out.progress("sending", left=lambda: f"{sent:,} messages are durable, the next ones may be"):
+            for lines in _line_batches():
+                table.put_many(lines, keys=None if given is None else [given] * len(lines), durable=True)
+                sent += len(lines)
         session.out.done(f"{sent:,} messages, durable", queue=queue, messages=sent)
         return
     where = table.append(parse_bytes(payload), key=given)
@@ -175,7 +176,10 @@ def seek(
         moment = parse_time(to)
         where = {shard: table.seek(moment, shard=shard) for shard in range(table.shards)}
     known = {one.name for one in table.consumers()}
-    if consumer not in known:
-        note(f"{consumer} is new; the consumers of {queue} are {', '.join(sorted(known)) or 'none'}")
     table.consumer(consumer).seek(where)
-    session.out.done(f"{consumer} reads on from {to}", consumer=consumer, position=table.consumer(consumer).position)
+    if consumer not in known:
+        others = ", ".join(map(format_value, sorted(known)))
+        note(f"{format_value(consumer)} is new; the consumers of {queue} were {others or 'none'}")
+    session.out.done(
+        f"{format_value(consumer)} reads on from {to}", consumer=consumer, position=table.consumer(consumer).position
+    )

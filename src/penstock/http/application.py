@@ -35,7 +35,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from penstock.errors import Invalid, Poisoned, WaitExpired
+from penstock.errors import Invalid, NotFound, Poisoned, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
 from penstock.host.randomness import system_random
@@ -235,11 +235,22 @@ class _Door:
         if right not in self._threads:
             self._threads[right] = CapacityLimiter(THREADS_MAX)
         try:
-            return await to_thread.run_sync(act, limiter=self._threads[right])
+            return await to_thread.run_sync(self._done, act, limiter=self._threads[right])
         except (Refused, ClientDisconnect):
             raise
         except Exception as error:
             raise refusal_of(error) from error
+
+    def _done(self, act: Callable[[], Any]) -> Any:
+        """Call `act`; 503 if the store itself is absent (a disk is not mounted): at 404, senders drop samples."""
+        try:
+            return act()
+        except NotFound as error:
+            try:
+                self._store.port.tables()
+            except NotFound:
+                raise Refused(503, "unavailable", str(error), 5) from error
+            raise
 
     # -- reading
 
@@ -298,7 +309,7 @@ class _Door:
             version = write_version(request.headers.get("content-type", ""))
         except Invalid as refused:
             raise Refused(415, "bad_data", str(refused)) from None
-        if request.headers.get("content-encoding", "snappy") != "snappy":
+        if request.headers.get("content-encoding", "snappy").lower() != "snappy":
             raise Refused(415, "bad_data", "remote write is compressed by snappy")
         return self._store_samples(request, decode_write(body, version, self._labels))
 
@@ -353,7 +364,9 @@ class _Door:
 
 def _parameters(text: bytes) -> dict[str, list[str]]:
     try:
-        return urllib.parse.parse_qs(text.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+        # UTF-8 may stand there as it is, too: `curl -d` sends what it is given.
+        given = text.decode(errors="replace")
+        return urllib.parse.parse_qs(given, keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
     except ValueError:
         raise Refused(400, "bad_data", f"a request has at most {PARAMETERS_MAX} parameters: send fewer") from None
 
@@ -376,7 +389,7 @@ def _until_disconnected(request: Request, cancel: Callable[[], None]) -> Iterato
 
 def _plain_body(request: Request, body: bytes) -> bytes:
     """Undo gzip, within bounds."""
-    encoding = request.headers.get("content-encoding", "identity")
+    encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding == "identity":
         return body
     if encoding != "gzip":
@@ -397,5 +410,5 @@ def _plain_body(request: Request, body: bytes) -> bytes:
 
 
 def _check_otlp(request: Request) -> None:
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-protobuf":
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-protobuf":
         raise Refused(415, "bad_data", "OTLP is taken as application/x-protobuf")

@@ -18,6 +18,7 @@ right to the table.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from anyio import move_on_after
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Invalid
 from penstock.host.clock import Clock
@@ -231,23 +233,23 @@ class Console:
 
     async def _events(self, request: Request) -> Response:
         rights = self._rights(request)
-        if self.sampler.pages >= PAGES_MAX:
+        page = self.sampler.open_page()  # now, not with the first event: many may ask before one of them gets it
+        if page is None:
             raise Refused(503, "unavailable", f"{PAGES_MAX} pages are open: close some", 5)
-        return StreamingResponse(self._stream(request, rights), media_type="text/event-stream")
+        return _EventStream(self._stream(request, rights, page), partial(self.sampler.close_page, page))
 
-    async def _stream(self, request: Request, rights: Rights) -> AsyncIterator[bytes]:
-        with self.sampler.listening() as page:
-            yield _event("history", [visible(one, rights) for one in self.sampler.past()])
-            while not self.sampler.stopping and not await request.is_disconnected():
-                sample: Sample | None = None
-                with move_on_after(WAKE_S):
-                    sample = await page.get()
-                if sample is not None:
-                    try:
-                        rights = self._rights(request)
-                    except Refused:  # its token was withdrawn, or its session has ended
-                        return
-                    yield _event("sample", visible(sample, rights))
+    async def _stream(self, request: Request, rights: Rights, page: asyncio.Queue[Sample]) -> AsyncIterator[bytes]:
+        yield _event("history", [visible(one, rights) for one in self.sampler.past()])
+        while not self.sampler.stopping and not await request.is_disconnected():
+            sample: Sample | None = None
+            with move_on_after(WAKE_S):
+                sample = await page.get()
+            if sample is not None:
+                try:
+                    rights = self._rights(request)
+                except Refused:  # its token was withdrawn, or its session has ended
+                    return
+                yield _event("sample", visible(sample, rights))
 
     # -- reading
 
@@ -335,6 +337,20 @@ class Console:
 
     def _delete(self, rights: Rights, given: Parameters) -> Reply:
         return reading.delete_row(self._existing(rights, given, "kv", WRITE), given)
+
+
+class _EventStream(StreamingResponse):
+    """Events for one page. `close` is called at its end, also if the client left before the first event."""
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
 
 
 async def _redirect(request: Request) -> Response:

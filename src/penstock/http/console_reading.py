@@ -309,7 +309,8 @@ def _query(table: Any, given: Parameters, ids: list[str], vectors: Any) -> tuple
     text = given.text("vector", "")
     if text:
         try:
-            return None, np.asarray(msgspec.json.decode(text, type=list[float]), np.float32)
+            with np.errstate(over="ignore"):  # infinity is refused by the search
+                return None, np.asarray(msgspec.json.decode(text, type=list[float]), np.float32)
         except msgspec.DecodeError as error:
             raise Invalid(f"the vector is a JSON list of numbers ({error})") from None
     like = given.text("like", "") or ids[0]

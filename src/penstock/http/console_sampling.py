@@ -18,7 +18,6 @@ import logging
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -248,10 +247,6 @@ class Sampler:
         self._turn = asyncio.Lock()  # held while a sample is read
         self.stopping = False
 
-    @property
-    def pages(self) -> int:
-        return len(self._pages)
-
     async def sample(self) -> Sample:
         """Return the newest sample, taken now if nobody listens."""
         if self._pages and self.history:
@@ -265,8 +260,9 @@ class Sampler:
             if taken is not None and taken is not newest:
                 return taken  # while this one waited for its turn
             sample: Sample = await self._in_thread(self._reader.read)
-            if taken is None or sample["t"] > taken["t"]:
-                self.history.append(sample)
+            if taken is not None and sample["t"] < taken["t"]:  # the clock was set back: rates begin anew
+                self.history.clear()
+            self.history.append(sample)
             return sample
 
     def _newest(self) -> Sample | None:
@@ -280,17 +276,19 @@ class Sampler:
         rows = max((len(one.get("tables", ())) + len(one.get("consumers", ())) for one in newest), default=0)
         return thinned[-max(2, HISTORY_ROWS_MAX // max(1, rows)) :]
 
-    @contextmanager
-    def listening(self) -> Iterator[asyncio.Queue[Sample]]:
-        """Yield a queue that gets each new sample."""
+    def open_page(self) -> asyncio.Queue[Sample] | None:
+        """Return a queue that gets each new sample, until `close_page`; None if PAGES_MAX pages are open."""
+        if len(self._pages) >= PAGES_MAX:
+            return None
         page: asyncio.Queue[Sample] = asyncio.Queue(1)
         self._pages.add(page)
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
-        try:
-            yield page
-        finally:
-            self._pages.discard(page)
+        return page
+
+    def close_page(self, page: asyncio.Queue[Sample]) -> None:
+        """Send no more samples to a page."""
+        self._pages.discard(page)
 
     async def _run(self) -> None:
         """Take samples until nobody listens."""

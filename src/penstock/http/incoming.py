@@ -10,7 +10,16 @@ import logging
 from anyio import fail_after
 from starlette.requests import Request
 
-from penstock.errors import Backpressure, FixTheCall, Invalid, NotFound, PenstockError, WaitExpired
+from penstock.errors import (
+    Backpressure,
+    FixTheCall,
+    Invalid,
+    KeyMissing,
+    NotFound,
+    PenstockError,
+    WaitExpired,
+    WrongKey,
+)
 from penstock.http.prometheus_api import ExecutionRefused
 
 log = logging.getLogger(__name__)
@@ -60,6 +69,8 @@ def refusal_of(error: Exception) -> Refused:
             return Refused(503, "timeout", str(error), 1)
         case Backpressure():
             return Refused(429, "unavailable", str(error), 1)
+        case KeyMissing() | WrongKey():  # of the owner's settings, not of the request
+            return Refused(503, "unavailable", str(error), 5)
         case FixTheCall():
             return Refused(422, "execution", str(error))
         case PenstockError():  # what a sender must not drop: the store can be repaired, and takes it then

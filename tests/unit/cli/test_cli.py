@@ -103,6 +103,7 @@ LONG = [
     (["chunks", "archive", "{store}"], "RemoteStore.archive", "the process that owns the store may still finish it"),
     (["chunks", "evict", "{store}"], "RemoteStore.evict", "the process that owns the store may still finish it"),
     (["chunks", "rehydrate", "{store}"], "RemoteStore.rehydrate", "the process that owns the store may still finish"),
+    (["chunks", "verify", "{store}"], "RemoteStore.check", "nothing was changed"),
     (["chunks", "verify-archive", "{store}"], "RemoteStore.verify_archive", "nothing was changed"),
     (["chunks", "collect", "{store}"], "RemoteStore.collect_archive", "the process that owns the store may still"),
 ]

@@ -162,7 +162,9 @@ def test_serve_has_it_beside(tmp_path: Path) -> None:
     until(lambda: ended(second))
 
 
-@pytest.mark.parametrize("address", ["9090", ":9090", "localhost:", "localhost:70000", "localhost:x"])
+@pytest.mark.parametrize(
+    "address", ["9090", ":9090", "localhost:", "localhost:70000", "localhost:x", "localhost:" + "9" * 5_000]
+)
 def test_an_address_is_host_and_port(address: str) -> None:
     with pytest.raises(Invalid, match="HOST:PORT"):
         parse_address(address)

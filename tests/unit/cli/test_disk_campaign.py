@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import penstock as run
@@ -41,6 +43,21 @@ def test_a_store_that_does_not_open_is_not_waited_for_for_ever(tmp_path: Path, m
     monkeypatch.setattr(disk_campaign, "START_S", 0.0)  # over before the child can write
     with pytest.raises(DiskTrialFailed, match="opened and written to within 0 s"):
         disk_campaign.run(tmp_path, 0)
+
+
+def test_ctrl_c_reaches_no_child(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A terminal sends it to every process of its session: a child would print a traceback of its own."""
+    sessions: list[bool] = []
+    start = subprocess.Popen.__init__
+
+    def started(self: Any, *given: Any, **named: Any) -> None:
+        sessions.append(named.get("start_new_session", False))
+        start(self, *given, **named)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", started)
+    monkeypatch.setattr(disk_campaign, "KILL_S_MAX", 0.1)
+    disk_campaign.run(tmp_path, 0)
+    assert sessions == [True, True]
 
 
 def test_a_folder_is_needed(tmp_path: Path) -> None:

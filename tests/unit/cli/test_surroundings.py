@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,23 @@ def test_ctrl_c_ends_a_campaign_and_its_child_in_one_line(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ctrl_c_while_lines_are_sent_says_how_many_are_durable(store: Store) -> None:
+    store.queue("sent")
+    command = [*PROGRAM, "queue", "put", str(store.path), "sent", "-"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"a\nb\nc\n")
+        process.stdin.flush()
+        while store.queue("sent").statistics().messages < 3 and process.poll() is None:
+            os.sched_yield()
+        time.sleep(0.2)  # until its sender knows, too, and waits for the next line
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    said = b"penstock: interrupted: 3 messages are durable, the next ones may be\n"
+    assert (process.returncode, out, err) == (130, b"", said)
+
+
 def numbers_of_commands() -> list[tuple[tuple[str, ...], str]]:
     """Return every option of every command that takes a number."""
     return [
@@ -145,3 +163,11 @@ def test_numbers_out_of_range_are_one_line(store: Store, tmp_path: Path) -> None
             ended = run(*path, store.path, *given, f"{option}={number}")
             assert ended.code in {2, 3}, (path, option, number, ended)
             assert (ended.err.count("\n"), ended.err.startswith("penstock: ")) == (1, True), (path, option, ended)
+
+
+def test_a_refused_seek_is_one_line_and_names_move_no_cursor(store: Store) -> None:
+    store.queue("sought").consumer("\x1b[2Jevil").seek("latest")
+    refused = run("queue", "seek", store.path, "sought", "", "earliest")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    moved = run("queue", "seek", store.path, "sought", "new", "earliest")
+    assert (moved.code, "new is new" in moved.err, "\x1b" in moved.err) == (0, True, False)

@@ -9,8 +9,11 @@ import hashlib
 import http.client
 import json
 import re
+import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +294,7 @@ def test_no_value_of_a_button_is_a_fault_of_the_server(door: Door, value: Any) -
 
 
 def test_pages_are_bounded_and_a_closed_one_makes_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "PAGES_MAX", 3)
+    monkeypatch.setattr(console_sampling, "PAGES_MAX", 3)
 
     def opened() -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
@@ -316,6 +319,16 @@ def test_pages_are_bounded_and_a_closed_one_makes_room(door: Door, monkeypatch: 
             return
         threading.Event().wait(0.05)
     raise AssertionError("closed pages still count")
+
+
+def test_pages_that_open_at_the_same_moment_are_bounded(store: Any) -> None:
+    settings = HttpSettings(console=ConsoleSettings())
+    with ExitStack() as ends, serve_http(store, settings) as port:
+        wires = [ends.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(120)]
+        for wire in wires:
+            wire.sendall(b"GET /console/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        statuses = Counter(wire.recv(12)[9:] for wire in wires)
+    assert statuses == {b"200": console_sampling.PAGES_MAX, b"503": 120 - console_sampling.PAGES_MAX}
 
 
 def test_pages_of_a_filter_reach_the_last_row(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,6 +441,27 @@ def test_samples_are_read_one_at_a_time() -> None:
 
     samples = asyncio.run(main())
     assert (most, {sample["t"] for sample in samples}) == (1, {1.0})
+
+
+def test_a_clock_that_is_set_back_stops_no_sample() -> None:
+    times = iter([100.0, 101.0, 40.0, 41.0])
+
+    class Reader:
+        def read(self) -> dict[str, Any]:
+            return {"t": next(times)}
+
+    async def in_thread(read: Any) -> Any:
+        return read()
+
+    async def main() -> list[list[float]]:
+        sampler = Sampler(Reader(), in_thread)  # type: ignore[arg-type]
+        histories = []
+        for _ in range(4):
+            await sampler.sample()
+            histories.append([one["t"] for one in sampler.past()])
+        return histories
+
+    assert asyncio.run(main()) == [[100.0], [100.0, 101.0], [40.0], [40.0, 41.0]]
 
 
 def test_events_have_the_history_and_then_each_sample(door: Door) -> None:

@@ -105,6 +105,22 @@ def test_a_query_by_post(client: Client) -> None:
     assert (status, found["data"]["result"][0]["value"][1]) == (200, "3")
 
 
+def test_letters_in_a_form_need_no_escapes(client: Client, store: Any) -> None:
+    """`curl -d 'query=…'` sends UTF-8 as it is."""
+    store.series("taken").write("people", 1.0, {"city": "Zürich"}, time=T * 10**6, durable=True)
+    form = f'query=people{{city="Zürich"}}&time={T}'.encode()
+    status, found, _ = client.send("/prometheus/taken/api/v1/query", form)
+    assert (status, len(found["data"]["result"])) == (200, 1)
+    assert client.send("/prometheus/taken/api/v1/query", b"query=\xff")[0] == 400
+
+
+def test_names_of_types_and_codings_are_of_any_case(client: Client) -> None:
+    assert client.send("/prometheus/taken/write", gzip.compress(b"cased value=1"), Content_Encoding="GZIP")[0] == 204
+    assert client.send("/v1/metrics", b"", Content_Type="Application/X-Protobuf")[0] == 200
+    headers = {"Content_Type": "application/X-protobuf", "Content_Encoding": "Snappy"}
+    assert client.send("/api/v1/write", b"\0", **headers)[0] == 204
+
+
 def test_labels_series_and_metadata(client: Client) -> None:
     assert client.get("/api/v1/labels") == ["__name__", "job"]
     assert client.get("/api/v1/label/job/values") == ["a", "b"]

@@ -34,11 +34,13 @@ from penstock.errors import (
     CorruptionError,
     DiskFull,
     Invalid,
+    KeyMissing,
     KindMismatch,
     Lost,
     OutcomeUnknown,
     PartitionPaused,
     Poisoned,
+    WrongKey,
 )
 from penstock.http import application, incoming, serving
 from penstock.http.application import HttpSettings
@@ -169,6 +171,7 @@ def whole_metadata(metric: str, text: str) -> bytes:
         (Backpressure("x"), 429),
         *((error, 503) for error in (OutcomeUnknown("x"), DiskFull("x"), Closed("x"), Poisoned("x"), Lost("x"))),
         (PartitionPaused("x"), 503),
+        *((error, 503) for error in (KeyMissing("x"), WrongKey("x"))),
         (CorruptionError("x", 0, "y"), 503),
         (MemoryError(), 500),
     ],
@@ -177,6 +180,21 @@ def test_only_a_wrong_request_is_answered_with_an_error_that_makes_senders_drop_
     error: Exception, status: int
 ) -> None:
     assert incoming.refusal_of(error).status == status
+
+
+def test_samples_for_a_store_that_is_not_there_are_kept_by_their_sender(tmp_path: Path) -> None:
+    """A disk that is not mounted: the sender tries again at 503, and drops what it has at 404."""
+    folder = tmp_path / "store"
+    with penstock.open(folder) as owner:
+        owner.series("metrics")
+        connected = penstock.connect(folder)
+    with connected, serve_http(connected, HttpSettings(table="metrics", write=True)) as port:
+        folder.rename(tmp_path / "away")
+        status, found, _ = Client(port).send("/write", b"away value=1")
+        assert (status, "there is no store in" in found["error"]) == (503, True)
+        (tmp_path / "away").rename(folder)
+        assert Client(port).send("/write", b"away value=1")[0] == 204
+        assert Client(port).send("/prometheus/absent/write", b"away value=1")[0] == 404
 
 
 # -- a few bytes do not become many

@@ -1,6 +1,6 @@
 // The frame: navigation, the connection's state, keys, and the screen of the address.
 import { html, render, useEffect, useState } from "./preact.js";
-import { state, useLive, start, login, ask, whole, span } from "./live.js";
+import { useLive, start, login, ask } from "./live.js";
 import { useRoute, link, go, Dialogs, Failed } from "./parts.js";
 import { Health } from "./health.js";
 import { Tables, Rows } from "./tables.js";

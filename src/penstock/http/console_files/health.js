@@ -1,7 +1,7 @@
 // Health: the way of a write, drawn, with what flows through it now.
 import { html, useMemo } from "./preact.js";
 import { rates, values, rate, quantiles, whole, short, bytes, ms, span } from "./live.js";
-import { Chart, Spark, Panel, State, link } from "./parts.js";
+import { Chart, Spark, Panel, State, link, noSample } from "./parts.js";
 
 const writes = (one) => one.store.writes, written = (one) => one.store.written_bytes, flow = (name) => (one) => one.flows[name] ?? 0;
 const fsyncs = (one) => one.flows.write_stage_seconds_count_by_stage?.journal ?? 0;
@@ -19,7 +19,7 @@ function Stage({ id, name, big, small, spark, color, mark, warn }) {
 
 export function Health({ live }) {
   const { samples, last } = live;
-  if (!last) return html`<p class="dim">waiting for the first sample …</p>`;
+  if (!last) return noSample();
   const recent = samples.slice(-90), s = last.store, f = last.flows;
   const perSecond = rate(samples, writes), inBytes = rate(samples, written), syncs = rate(samples, fsyncs);
   const [p50, p99] = quantiles(samples, [0.5, 0.99]);
@@ -41,11 +41,12 @@ export function Health({ live }) {
     const lows = [], highs = [], at = [];
     for (let i = 2; i < samples.length; i++) { const [low, high] = quantiles(samples.slice(Math.max(0, i - 5), i + 1), [0.5, 0.99], 5); at.push(samples[i].t); lows.push(low); highs.push(high); }
     const [ft, fy] = rates(samples, flow("memtable_flushed_bytes_total")), [, cy] = rates(samples, flow("compacted_bytes_total"));
-    return { t, y, b, at, lows, highs, ft, fy, cy, pt: values(samples, (one) => one.store.pending_bytes)[0], pending: values(samples, (one) => one.store.pending_bytes)[1], flight: values(samples, (one) => one.store.in_flight_bytes)[1] };
+    const [pt, pending] = values(samples, (one) => one.store.pending_bytes), [, flight] = values(samples, (one) => one.store.in_flight_bytes);
+    return { t, y, b, at, lows, highs, ft, fy, cy, pt, pending, flight };
   }, [samples]);
   return html`<h1>Health</h1>
     ${(s.error || last.troubles.length > 0 || last.tables.some((one) => one.error)) && html`<${Panel} title="What is wrong" className="wrong"><ul>${s.error && html`<li>${s.error}</li>`}
-      ${last.tables.filter((one) => one.error).map((one) => html`<li key=${one.name}><a href=${link("tables/" + encodeURIComponent(one.name))}>${one.name}</a>: ${one.error}</li>`)}
+      ${last.tables.filter((one) => one.error).map((one) => html`<li key=${one.name}><a href=${link("tables", { table: one.name })}>${one.name}</a>: ${one.error}</li>`)}
       ${last.troubles.map((one) => html`<li>${one.table}, shard ${one.shard}, LSN ${one.lsn}: ${one.reason}</li>`)}</ul><//>`}
     <${Panel} title="The way of a write" side=${html`<span class=${"pressure" + (pressed ? " on" : "")}>${pressed ? `backpressure: ${pressure.join(", ")}` : "no backpressure"}</span>`}>
       <div class="way">
@@ -72,5 +73,5 @@ export function Health({ live }) {
       <${Panel} title="Journal fsync"><${Chart} t=${charts.at} series=${[{ name: "p99", y: charts.highs, color: "--c3" }, { name: "p50", y: charts.lows, color: "--c2" }]} format=${ms} /><//>
       <${Panel} title="Flush and compaction"><${Chart} t=${charts.ft} series=${[{ name: "flushed/s", y: charts.fy, color: "--c6" }, { name: "compacted/s", y: charts.cy, color: "--c5" }]} format=${bytes} /><//>
       <${Panel} title="In memory, not yet applied"><${Chart} t=${charts.pt} series=${[{ name: "pending", y: charts.pending, color: "--c3" }, { name: "in flight", y: charts.flight, color: "--c4" }]} format=${bytes} /><//>
-      <${Panel} title="Tables"><div class="chips">${last.tables.map((one) => html`<a key=${one.name} class="chip" href=${link("tables/" + encodeURIComponent(one.name))}><b>${one.name}</b><span class="dim">${one.kind} · ${short(one.rows)}</span><${State} state=${one.state} /></a>`)}</div><//></div>`;
+      <${Panel} title="Tables"><div class="chips">${last.tables.map((one) => html`<a key=${one.name} class="chip" href=${link("tables", { table: one.name })}><b>${one.name}</b><span class="dim">${one.kind} · ${short(one.rows)}</span><${State} state=${one.state} /></a>`)}</div><//></div>`;
 }

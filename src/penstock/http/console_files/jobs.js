@@ -1,7 +1,7 @@
 // Jobs on an axis of time, files by level, and members of a cluster.
-import { html, useState, useEffect, useMemo } from "./preact.js";
-import { read, whole, bytes, short, span, clock, ago, keyText } from "./live.js";
-import { Table, Panel, Failed, Pick, State, Act, useLoad, link, go } from "./parts.js";
+import { html, useEffect, useMemo } from "./preact.js";
+import { read, whole, bytes, span, clock, ago } from "./live.js";
+import { Table, Panel, Failed, Pick, State, Act, useLoad, go } from "./parts.js";
 
 export function Jobs({ live, route }) {
   const { data, error, reload } = useLoad(() => read("jobs"), []);
@@ -31,12 +31,13 @@ function Timeline({ jobs }) {
       ${jobs.filter((one) => one.kind.endsWith(kind) && (one.finished_us || now) >= from).slice(0, 400).map((one) => html`<rect key=${one.job} class=${`${kind} ${one.state}`} x=${100 + x(one.created_us)} y=${lane * 26 + 5} rx="2" height="17" width=${Math.max(2.5, x(one.finished_us || now) - x(one.created_us))}><title>${`${one.kind} of ${one.table || "the store"}, job ${one.job}: ${one.state}, ${span(((one.finished_us || now) - one.created_us) / 1e6)}`}</title></rect>`)}</g>`)}</svg></div>`;
 }
 
+const size = (list) => list.reduce((sum, one) => sum + one.size_bytes, 0);
 function Chunks({ table, tables }) {
   const { data, error, reload } = useLoad(() => read("chunks", { table }), [table]);
   const levels = useMemo(() => { const all = new Map(); (data?.chunks || []).forEach((one) => all.set(one.level, [...(all.get(one.level) || []), one])); return [...all.entries()].sort((a, b) => a[0] - b[0]); }, [data]);
-  const most = Math.max(1, ...levels.map(([, list]) => list.reduce((sum, one) => sum + one.size_bytes, 0)));
+  const most = Math.max(1, ...levels.map(([, list]) => size(list)));
   return html`<${Panel} title="Files" side=${html`<span class="row tight"><${Pick} label="" value=${table} options=${tables} onChange=${(name) => go("jobs", { table: name })} /><button onClick=${reload}>Read again</button></span>`}><${Failed} error=${error} />
-    ${data && (data.chunks.length ? html`<div class="chunkmap" aria-label="files by level">${levels.map(([level, list]) => html`<div key=${level}><em>L${level}</em><div class="chunkrow" style=${{ width: `${Math.max(2, (list.reduce((sum, one) => sum + one.size_bytes, 0) / most) * 100)}%` }}>${list.slice(0, 200).map((one) => html`<i key=${one.file} class=${one.residency} style=${{ flexGrow: one.size_bytes }} title=${`file ${one.chunk}: ${bytes(one.size_bytes)}, ${whole(one.rows)} rows`}></i>`)}</div><b>${whole(list.length)} · ${bytes(list.reduce((sum, one) => sum + one.size_bytes, 0))}</b></div>`)}</div>
+    ${data && (data.chunks.length ? html`<div class="chunkmap" aria-label="files by level">${levels.map(([level, list]) => html`<div key=${level}><em>L${level}</em><div class="chunkrow" style=${{ width: `${Math.max(2, (size(list) / most) * 100)}%` }}>${list.slice(0, 200).map((one) => html`<i key=${one.file} class=${one.residency} style=${{ flexGrow: one.size_bytes }} title=${`file ${one.chunk}: ${bytes(one.size_bytes)}, ${whole(one.rows)} rows`}></i>`)}</div><b>${whole(list.length)} · ${bytes(size(list))}</b></div>`)}</div>
       <${Table} label="files" rows=${data.chunks.slice(0, 100).map((one) => ({ id: one.file, ...one }))} columns=${[{ name: "file", right: true, mono: true, show: (one) => one.chunk, sort: (one) => one.chunk }, { name: "level", right: true, show: (one) => one.level, sort: (one) => one.level }, { name: "shard", right: true, show: (one) => one.shard, sort: (one) => one.shard }, { name: "rows", right: true, show: (one) => whole(one.rows), sort: (one) => one.rows }, { name: "bytes", right: true, show: (one) => bytes(one.size_bytes), sort: (one) => one.size_bytes }, { name: "deletes", right: true, show: (one) => whole(one.deletes) }, { name: "LSNs", mono: true, show: (one) => (one.lsn_max ? `${one.lsn_min}–${one.lsn_max}` : "") }, { name: "is", show: (one) => html`<${State} state=${one.residency} />` }]} />` : html`<p class="empty">nothing of ${table} is in files yet</p>`)}<//>`;
 }
 

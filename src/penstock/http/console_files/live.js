@@ -3,6 +3,7 @@ import { useState, useEffect } from "./preact.js";
 
 export const state = { hello: null, samples: [], connected: false, needsToken: false, error: "" };
 const SAMPLES_MAX = 900;
+const AGAIN_MS = 5000;
 const listeners = new Set();
 const changed = () => listeners.forEach((one) => one());
 
@@ -51,7 +52,7 @@ export async function start() {
     try { await login(given[1]); } catch (error) { state.error = error.message; changed(); }
     return;
   }
-  try { state.hello = await ask("/console/api/hello"); } catch (error) { state.error = error.message; changed(); return; }
+  try { state.hello = await ask("/console/api/hello"); } catch (error) { if (!state.needsToken) again(error.message); changed(); return; }
   state.error = "";
   state.needsToken = false;
   changed();
@@ -65,9 +66,20 @@ export async function start() {
     state.error = "";
     const last = state.samples[state.samples.length - 1];
     if (!last || sample.t > last.t) state.samples = [...state.samples.slice(1 - SAMPLES_MAX), sample];
+    else if (sample.t < last.t) state.samples = [sample]; // the server's clock was set back
     changed();
   });
-  events.onerror = () => { state.connected = false; changed(); };
+  events.onerror = () => {
+    state.connected = false;
+    if (events.readyState === EventSource.CLOSED) again("the server sends this page no samples: too many may be open"); // a browser retries only what was cut
+    changed();
+  };
+}
+let waiting = null;
+function again(reason) {
+  state.error = `${reason}; trying again`;
+  clearTimeout(waiting);
+  waiting = setTimeout(start, AGAIN_MS);
 }
 
 // -- series of numbers out of samples

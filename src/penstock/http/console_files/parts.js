@@ -157,7 +157,6 @@ export function preview(value, length = 160) {
 // -- dialogs
 
 let opener = null;
-export const dialogs = { current: null };
 export const confirm = (question) => new Promise((resolve) => opener && opener({ ...question, resolve }));
 export function Dialogs() {
   const [open, set] = useState(null), box = useRef(null);
@@ -180,6 +179,7 @@ export function Act({ name, given, title, text, yes, children, onDone, disabled 
   return html`<span class="act"><button disabled=${disabled || busy} onClick=${run}>${busy ? "working …" : children}</button>${told && html` <span class="dim" role="status">${told}</span>`}</span>`;
 }
 export const Panel = ({ title, side, children, className = "" }) => html`<section class=${"panel " + className}>${(title || side) && html`<header><h2>${title}</h2>${side}</header>`}${children}</section>`;
+export const noSample = () => html`<p class="dim">waiting for the first sample …</p>`;
 export const Failed = ({ error }) => (error ? html`<p class="failed" role="alert">${error}</p>` : null);
 export const Pick = ({ label, value, options, onChange }) => html`<label>${label}<select value=${value} onChange=${(event) => onChange(event.target.value)}>
   ${options.map((one) => html`<option key=${one} value=${one} selected=${one === value}>${one}</option>`)}</select></label>`;

@@ -1,9 +1,10 @@
 // Consumers with their lag, and streams with their dead letters.
 import { html, useMemo, useState } from "./preact.js";
-import { read, values, rate, rates, whole, short, span, clock, ago } from "./live.js";
-import { Chart, Spark, Table, Panel, Failed, Act, preview, Payload, useLoad, link } from "./parts.js";
+import { read, rate, rates, whole, short, span, clock, ago } from "./live.js";
+import { Chart, Spark, Table, Panel, Act, preview, Payload, useLoad, link, noSample } from "./parts.js";
 
 const of = (queue, name) => (sample) => sample.consumers.find((one) => one.queue === queue && one.name === name) || {};
+const positions = (one) => Object.entries(one.position).slice(0, 8).map(([shard, at]) => `${shard}:${at}`).join(" ") + (Object.keys(one.position).length > 8 ? " …" : "");
 function trend(history) {
   const known = history.filter((n) => n != null);
   if (known.length < 4) return ["·", ""];
@@ -14,7 +15,7 @@ function trend(history) {
 
 export function Consumers({ live, route }) {
   const { last, samples } = live;
-  if (!last) return html`<p class="dim">waiting for the first sample …</p>`;
+  if (!last) return noSample();
   const recent = samples.slice(-120), picked = route.given.consumer;
   const rows = last.consumers.map((one) => { const history = recent.map((s) => of(one.queue, one.name)(s).lag); return { id: one.queue + "\u0000" + one.name, ...one, history, trend: trend(history) }; });
   const shown = rows.filter((one) => !picked || one.name === picked).slice(0, 6);
@@ -25,14 +26,14 @@ export function Consumers({ live, route }) {
       { name: "consumer", show: (one) => html`<b>${one.name}</b>`, sort: (one) => one.name }, { name: "queue", show: (one) => html`<a href=${link("rows", { table: one.queue })}>${one.queue}</a>`, sort: (one) => one.queue },
       { name: "mode", show: (one) => one.mode }, { name: "lag", right: true, show: (one) => html`<b data-lag=${one.queue + "/" + one.name}>${whole(one.lag)}</b>`, sort: (one) => one.lag }, { name: "lag in time", right: true, show: (one) => span(one.lag_s), sort: (one) => one.lag_s },
       { name: "last two minutes", show: (one) => html`<${Spark} y=${one.history} color=${one.trend[1] === "bad" ? "--bad" : "--accent"} />` }, { name: "trend", show: (one) => html`<span class=${one.trend[1]}>${one.trend[0]}</span>` },
-      { name: "leased", right: true, show: (one) => whole(one.leased), sort: (one) => one.leased }, { name: "position", mono: true, show: (one) => Object.entries(one.position).slice(0, 8).map(([shard, at]) => `${shard}:${at}`).join(" ") + (Object.keys(one.position).length > 8 ? " …" : "") },
+      { name: "leased", right: true, show: (one) => whole(one.leased), sort: (one) => one.leased }, { name: "position", mono: true, show: positions },
       { name: "seen", show: (one) => ago(one.seen), sort: (one) => one.seen }]} /><//>
     ${rows.length > 0 && html`<div class="grid2"><${Panel} title="Lag in messages"><${Chart} t=${t} series=${chart} format=${short} /><//><${Panel} title="Lag in time"><${Chart} t=${t} series=${late} format=${span} /><//></div>`}`;
 }
 
 export function Streams({ live }) {
   const { last, samples, hello } = live;
-  if (!last) return html`<p class="dim">waiting for the first sample …</p>`;
+  if (!last) return noSample();
   const verdicts = last.flows.groups_refused_total_by_verdict || {};
   const streams = last.consumers.filter((one) => one.stream);
   const queues = last.tables.filter((one) => one.kind === "queue").map((one) => one.name);
@@ -51,7 +52,7 @@ function Stream({ one, live }) {
   const [, rowsOut] = useMemo(() => rates(samples, count("rows_out")), [samples]);
   const lag = useMemo(() => samples.map((s) => of(one.queue, one.name)(s).lag ?? null), [samples]);
   return html`<${Panel} title=${one.name} side=${html`<span class="dim">reads <a href=${link("rows", { table: one.queue })}>${one.queue}</a></span>`}>
-    <dl class="facts"><div><dt>position</dt><dd class="mono">${Object.entries(one.position).slice(0, 8).map(([shard, n]) => `${shard}:${n}`).join(" ") + (Object.keys(one.position).length > 8 ? " …" : "")}</dd></div><div><dt>lag</dt><dd>${whole(one.lag)} · ${span(one.lag_s)}</dd></div>
+    <dl class="facts"><div><dt>position</dt><dd class="mono">${positions(one)}</dd></div><div><dt>lag</dt><dd>${whole(one.lag)} · ${span(one.lag_s)}</dd></div>
       ${fact("batches", "batches")}${fact("rows in", "rows_in")}${fact("rows out", "rows_out")}${fact("duplicates refused", "duplicates")}${fact("dead letters", "dead", true)}
       <div><dt>last commit</dt><dd>${one.seen ? ago(one.seen) : "before the store was opened"}</dd></div><div><dt>now</dt><dd>${short(rate(samples, count("rows_in"), 20))} in/s · ${short(rate(samples, count("rows_out"), 20))} out/s</dd></div></dl>
     <div class="grid2"><${Chart} t=${t} series=${[{ name: "rows in/s", y: rowsIn }, { name: "rows out/s", y: rowsOut, color: "--c2" }]} format=${short} height=${150} /><${Chart} t=${samples.map((s) => s.t)} series=${[{ name: "lag", y: lag, color: "--c3" }]} format=${short} height=${150} /></div><//>`;

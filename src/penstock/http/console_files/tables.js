@@ -1,19 +1,19 @@
 // Tables with their growth, one table, and its rows or messages.
 import { html, useState, useMemo, useEffect } from "./preact.js";
-import { read, values, rate, whole, short, bytes, clock, keyText, keyHex, fromHex, asText } from "./live.js";
-import { Chart, Spark, Table, Panel, Failed, Payload, preview, Pick, State, Act, useLoad, link, go } from "./parts.js";
+import { read, values, rate, whole, short, bytes, clock, keyText, keyHex } from "./live.js";
+import { Chart, Spark, Table, Panel, Failed, Payload, preview, Pick, State, Act, useLoad, link, go, noSample } from "./parts.js";
 
 const of = (name) => (sample) => sample.tables.find((one) => one.name === name) || {};
 
 export function Tables({ live, route }) {
-  const name = route.path.split("/")[1];
-  if (name) return html`<${OneTable} live=${live} name=${decodeURIComponent(name)} />`;
+  const name = route.given.table;
+  if (name) return html`<${OneTable} live=${live} name=${name} />`;
   const { last, samples } = live;
-  if (!last) return html`<p class="dim">waiting for the first sample …</p>`;
+  if (!last) return noSample();
   const total = useMemo(() => values(samples, (one) => one.tables.reduce((sum, t) => sum + (t.bytes || 0) + (t.memory || 0), 0)), [samples]);
   const rows = last.tables.map((one) => ({ id: one.name, ...one, history: samples.slice(-300).map((s) => of(one.name)(s).rows), grows: rate(samples, (s) => of(one.name)(s).rows, 30) }));
   const columns = [
-    { name: "table", show: (one) => html`<a href=${link("tables/" + encodeURIComponent(one.name))}><b>${one.name}</b></a>`, sort: (one) => one.name },
+    { name: "table", show: (one) => html`<a href=${link("tables", { table: one.name })}><b>${one.name}</b></a>`, sort: (one) => one.name },
     { name: "kind", show: (one) => html`<span class=${"kind " + one.kind}>${one.kind}</span>`, sort: (one) => one.kind },
     { name: "rows", right: true, show: (one) => whole(one.rows), sort: (one) => one.rows },
     { name: "growth", show: (one) => html`<${Spark} y=${one.history} />` },
@@ -24,7 +24,7 @@ export function Tables({ live, route }) {
     { name: "behind", right: true, show: (one) => whole(one.behind), sort: (one) => one.behind },
     { name: "state", show: (one) => html`<${State} state=${one.state} />`, sort: (one) => one.state },
   ];
-  return html`<h1>Tables</h1><${Panel}><${Table} label="tables" columns=${columns} rows=${rows} onOpen=${(one) => go("tables/" + encodeURIComponent(one.name))} empty="no tables yet: penstock table create" /><//>
+  return html`<h1>Tables</h1><${Panel}><${Table} label="tables" columns=${columns} rows=${rows} onOpen=${(one) => go("tables", { table: one.name })} empty="no tables yet: penstock table create" /><//>
     <${Panel} title="Bytes of all tables"><${Chart} t=${total[0]} series=${[{ name: "on disk and in memory", y: total[1] }]} format=${bytes} /><//>`;
 }
 
@@ -56,14 +56,14 @@ function OneTable({ live, name }) {
 // -- rows and messages
 
 export function Rows({ live, route }) {
-  const tables = live.hello.tables.concat((live.last?.tables || []).filter((one) => !live.hello.tables.some((known) => known.name === one.name))).filter((one) => one.kind === "kv" || one.kind === "queue");
+  const tables = (live.last?.tables || live.hello.tables).filter((one) => one.kind === "kv" || one.kind === "queue");
   const given = route.given, table = tables.find((one) => one.name === given.table) || tables[0];
   if (!table) return html`<h1>Rows</h1><p class="empty">there is no kv table or queue yet</p>`;
   return html`<h1>Rows</h1>${table.kind === "kv" ? html`<${KvRows} key=${table.name} live=${live} table=${table} tables=${tables} given=${given} />` : html`<${QueueRows} key=${table.name} live=${live} table=${table} tables=${tables} given=${given} />`}`;
 }
 
 function KvRows({ live, table, tables, given }) {
-  const { data, error, loading, reload } = useLoad(() => read("rows", { table: table.name, prefix: keyHex(given.prefix || ""), contains: given.contains, after: given.after, reverse: given.reverse }), [table.name, given.prefix, given.contains, given.after, given.reverse]);
+  const { data, error, reload } = useLoad(() => read("rows", { table: table.name, prefix: keyHex(given.prefix || ""), contains: given.contains, after: given.after, reverse: given.reverse }), [table.name, given.prefix, given.contains, given.after, given.reverse]);
   const set = (some) => go("rows", { table: table.name, prefix: given.prefix, contains: given.contains, reverse: given.reverse, ...some });
   return html`<${Panel}><form class="row" onSubmit=${(event) => { event.preventDefault(); const e = event.target.elements; set({ prefix: e.prefix.value, contains: e.wanted.value, after: "" }); }}>
       <${Pick} label="table" value=${table.name} options=${tables.map((one) => one.name)} onChange=${(name) => go("rows", { table: name })} />
