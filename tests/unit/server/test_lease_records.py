@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from interrupts import every_point, where
-from penstock.server.queries import QueryNames
 from store_model import SETTINGS, open_simulated
 
 import penstock
@@ -28,6 +27,7 @@ from penstock.manifest.operations import CommitReceipt, ManifestOp, PutWalState
 from penstock.server import gateway, service
 from penstock.server.flight import FlightGateway
 from penstock.server.leased_objects import LeasedObjects
+from penstock.server.query_names import QueryNames
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 from penstock.testing import FakeClock, SimulatedDisk
