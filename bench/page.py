@@ -41,6 +41,7 @@ SOAK = {
     "descriptors": "open files",
     "threads": "threads",
     "disk_mb": "disk, MB",
+    "archive_mb": "archive, MB",
     "p50_ms": "durable batch, median, ms",
     "p99_ms": "durable batch, p99, ms",
 }
