@@ -79,7 +79,8 @@ class View:
                 else:
                     return None
         # Every get runs this, so attributes instead of calls: `starts` for whether there are ranges, `plain` first.
-        if not version.ranges.starts and (active is None or active.plain or not active.has_ranges):
+        no_ranges = not version.ranges.starts and (active is None or active.plain or not active.has_ranges)
+        if no_ranges or not self.deleted_below(key):
             value: bytes = entry if type(entry) is bytes else entry[1]
             if value is entry or (entry[0] == PUT and entry[3] == NEVER):
                 return value
