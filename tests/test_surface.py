@@ -62,6 +62,7 @@ INTERNAL = {
         "clock",
         "files",
         "check_folder",
+        "after_background",
         "at_close",
         "readers",
         "settings",

@@ -117,11 +117,6 @@ def test_streams_that_cannot_begin(spark: Any, store: Store, folder: str, tmp_pa
         with pytest.raises(Invalid, match=f"the batch function gave {type(made).__name__}: give DataFrames by table"):
             penstock.spark.wait(query)
 
-    worker = events.consumer("worker")
-    worker.ack(worker.get())  # it has read everything: no batch would find out
-    with pytest.raises(KindMismatch, match="worker of events takes messages by leases: use another name, or forget it"):
-        penstock.spark.stream(spark, folder, **(given | {"consumer": "worker"}))
-
     given["checkpoint"] = str(tmp_path / "checkpoint")
     assert penstock.spark.wait(penstock.spark.stream(spark, folder, **given)).rows_in == 1
     for wrong in ({"consumer": "d"}, {"source": "others"}):

@@ -27,6 +27,7 @@ from typing import Any
 import penstock
 
 _CODE = (str(Path(penstock.__file__).parent), contextlib.__file__, threading.__file__)
+_FINALIZER_DEPTH = 5  # calls below a `__del__`
 _LOOKS_FOR_SIGNALS = {
     number
     for name, number in opcode.opmap.items()
@@ -58,7 +59,11 @@ def _handlers(code: CodeType) -> list[int]:
 
 def _is_finalizer(frame: FrameType | None) -> bool:
     """Whether an exception raised there goes nowhere: the interpreter reports what `__del__` raises, and goes on."""
-    return frame is not None and frame.f_code.co_name == "__del__"
+    for _ in range(_FINALIZER_DEPTH):
+        if frame is None or frame.f_code.co_name == "__del__":
+            return frame is not None
+        frame = frame.f_back
+    return False
 
 
 where: list[str] = []  # every interrupt so far, for a test that fails
@@ -77,7 +82,7 @@ def interrupted_at(point: int, act: Callable[[], Any], *, alarm: bool = False) -
             caller = frame.f_back
             if caller is not None and frame.f_code.co_name in caller.f_code.co_names:
                 previous[id(caller)] = -1
-            if not frame.f_code.co_filename.startswith(_CODE) or _is_finalizer(frame) or _is_finalizer(caller):
+            if not frame.f_code.co_filename.startswith(_CODE) or _is_finalizer(frame):
                 return None
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False

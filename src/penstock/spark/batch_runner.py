@@ -29,7 +29,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 
 from penstock.arguments import text
-from penstock.errors import Closed, Invalid, KindMismatch, NotFound, PenstockError, PositionConflict
+from penstock.errors import Closed, Invalid, NotFound, PenstockError, PositionConflict
 from penstock.feeds import FeedStream, stream_of
 from penstock.host import threads
 from penstock.host.clock import SystemClock
@@ -126,8 +126,6 @@ class BatchRunner:
         self._columns, self.of_changes = stream.columns, isinstance(stream, FeedStream)
         if self._dead is not None and not self._columns.payload:
             raise Invalid(f"dead_letter takes messages of a queue, and {info.name} is a change feed: leave it out")
-        if not self.of_changes:
-            self._check_use()
         for table in plan.tables.values():
             self._letter = letter_columns(table, info)
             self._broken = BrokenRecords(self, self._columns, self._dead_max, self._search_tag)
@@ -143,15 +141,6 @@ class BatchRunner:
             )
         self.position = position
         return position
-
-    def _check_use(self) -> None:
-        """Raise `KindMismatch` if the consumer takes messages by leases: the first commit would, perhaps much later."""
-        queue = self._source.store().queue(self._source.table, create=False)
-        if any(position.mode == "leased" for position in queue.consumer(self._consumer).positions()):
-            raise KindMismatch(
-                f"consumer {self._consumer} of {self._source.table} takes messages by leases: use another name, or "
-                "forget it first"
-            )
 
     def latest(self) -> Offsets:
         """Return the end of the queue."""
