@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import CorruptionError, ProcessLimit
 from penstock.host import mappings
-from penstock.host.mappings import HOLDERS_MIN, Mappings, holders_max
+from penstock.host.mappings import HOLDERS_MIN, HUGE_PAGE, Mappings, holders_max
 from penstock.host.os_files import OsFileSystem
 
 
@@ -116,3 +116,15 @@ def test_no_mapping_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_error_of_the_kernel_is_raised(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         mappings.map_file(1 << 20, 4096, "nowhere")
+
+
+@pytest.mark.parametrize("size", [1, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE + 4_097])
+def test_a_mapping_has_the_bytes_of_its_file_from_the_first_to_the_last(tmp_path: Path, size: int) -> None:
+    """Also the object behind the view, which reads slice: it may be longer, and begins with the file."""
+    data = os.urandom(size)
+    (tmp_path / "file").write_bytes(data)
+    file = OsFileSystem().open(f"{tmp_path}/file")
+    view = file.map(size)
+    assert view == data
+    assert view.obj[: len(view)] == data
+    file.close()
