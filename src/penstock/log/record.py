@@ -35,6 +35,7 @@ KIND_SEAL = 2
 KIND_DATA = 16
 
 LARGE_BYTES = 1 << 20  # a body of this size is written on its own
+COPIED_BYTES_MAX = 4_096  # a record from this size on is copied once, not three times
 _PADDING = tuple(bytes(n) for n in range(8))
 
 
@@ -97,7 +98,11 @@ def encode_pieces(
 def encode_one(body: bytes, salt: int, incarnation: int, index: int, synced: int) -> bytes:
     """Encode one data record, as `encode_pieces` does, only faster: nearly every commit is one."""
     length = len(body)
-    rest = _REST.pack(length, KIND_DATA, 0, 0, incarnation, index, synced) + body + _PADDING[-length & 7]
+    head, padding = _REST.pack(length, KIND_DATA, 0, 0, incarnation, index, synced), _PADDING[-length & 7]
+    if length >= COPIED_BYTES_MAX:
+        sum_ = google_crc32c.extend(google_crc32c.extend(google_crc32c.extend(salt, head), body), padding)
+        return b"".join((_CHECKSUM.pack(sum_), head, body, padding))
+    rest = head + body + padding
     return _CHECKSUM.pack(google_crc32c.extend(salt, rest)) + rest
 
 

@@ -51,6 +51,7 @@ BATCH_MESSAGES_MAX = 1 << 24  # in one call
 # would make the whole queue unreadable for them.
 TIME_US_FIRST, TIME_US_END = TIME_US_MIN, TIME_US_MAX
 _FEW = 16  # messages
+_SOME = 4_096
 COLUMNS = ("payload", "key", "timestamp", "headers")  # of messages that a user gives as a table
 IGNORED = ("shard", "sequence")  # which messages that were read have, too
 _PADDING = tuple(bytes(n) for n in range(8))
@@ -257,8 +258,11 @@ def _offsets(items: Sequence[bytes]) -> tuple[bytes, int]:
     if count <= _FEW:  # for so few, numpy's overhead is larger than the work
         ends = list(accumulate(map(len, items), initial=0))
         return struct.pack(f"<{count + 1}i", *ends), ends[-1]
-    offsets = np.zeros(count + 1, "<i4")
-    np.cumsum(np.fromiter(map(len, items), np.int32, count), out=offsets[1:])
+    if count <= _SOME:  # numpy's sum would let another thread run, and a caller would wait for it
+        offsets = np.fromiter(accumulate(map(len, items), initial=0), "<i4", count + 1)
+    else:
+        offsets = np.zeros(count + 1, "<i4")
+        np.cumsum(np.fromiter(map(len, items), np.int32, count), out=offsets[1:])
     return offsets.tobytes(), int(offsets[-1])
 
 
