@@ -15,7 +15,7 @@ import google_crc32c
 from penstock.archive.chunk import ChunkIdentity, Sealing
 from penstock.archive.container import create_chunk, open_chunk
 from penstock.archive.framed import HEADER_BYTES
-from penstock.errors import CorruptionError, Invalid, UnsupportedVersion
+from penstock.errors import CorruptionError, Invalid, KeyMissing, UnsupportedVersion
 from penstock.host.file_operations import make_dirs
 from penstock.host.paths import parent
 from penstock.host.steady_clock import NOTE_BYTES, TimeNote
@@ -158,7 +158,7 @@ def _container(data: bytes) -> bool:
     for content in (data, head + struct.pack("<I", google_crc32c.value(head)) + data[HEADER_BYTES:]):
         disk = SimulatedDisk()
         disk.put_atomically("/chunk", content)
-        with contextlib.suppress(CorruptionError, UnsupportedVersion, Invalid):
+        with contextlib.suppress(CorruptionError, UnsupportedVersion, Invalid, KeyMissing):
             chunk = open_chunk(disk, "/chunk")
             try:
                 assert len(chunk.read(0, chunk.size)) == chunk.size

@@ -55,6 +55,11 @@ def test_good_bytes_are_accepted(name: str) -> None:
     assert TARGETS[name].one(b"") in (False, True)
 
 
+def test_a_container_that_says_it_is_encrypted_is_refused() -> None:
+    seed = TARGETS["container"].seeds()[0]
+    assert not TARGETS["container"].one(seed[:11] + b"\1" + seed[12:])  # found by a campaign: no key is there
+
+
 def search(name: str) -> None:
     """Put broken bytes into a target; `Found` if it makes something of them that it must not."""
     target, chance = TARGETS[name], random.Random(f"{name}/1")
