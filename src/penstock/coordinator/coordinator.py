@@ -115,7 +115,7 @@ class WriteCoordinator(Generic[D, F, V]):
                     epochs = self._epochs
                     epochs.last = epoch = epochs.last + 1  # type: ignore[assignment]  # Epoch() is a slow call
                     buffer.room = room
-                    insert(buffer.layers.pending, a, b, c)
+                    insert(buffer.layers[0], a, b, c)  # `pending`: by its name would be a call
                     return epoch  # type: ignore[return-value]
                 break
             finally:

@@ -312,12 +312,16 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
         >>> epoch = users.put(b"ada", b"1815", ttl_s=3600, durable=True)
         """
         data: Any = value if self._raw and type(value) is bytes else self._encode(value)
-        if durable is not None and durable is not True and durable is not False:
-            flag(durable, "durable")
-        if type(key) is not bytes or len(key) > KEY_BYTES_MAX or len(data) > VALUE_BYTES_MAX:
-            self._refuse(key, data)
-        partition = self._one or self._partition(key)
+        if type(key) is not bytes:
+            raise not_a_key(key)
         size = len(key) + len(data) + ROW_BYTES
+        if size > KEY_BYTES_MAX:  # else neither is too long: most rows are spared two comparisons
+            self._check(key, data)
+        partition = self._one or self._partition(key)
+        if durable is None:
+            durable = self._durable
+        elif durable is not True and durable is not False:
+            flag(durable, "durable")
         if if_lsn is not None or if_absent is not False:
             operation = data if ttl_s is None else (PUT, data, self._expiry(ttl_s))
             return self._write_if(partition, key, operation, size, expected_lsn(if_lsn, if_absent))
@@ -325,7 +329,7 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
             epoch = self._write(partition, section.put, size, key, data)
         else:
             epoch = self._write(partition, section.operate, size, key, (PUT, data, self._expiry(ttl_s)))
-        if durable or (durable is None and self._durable):
+        if durable:
             self._port.flush(epoch, DURABLE_S, table=self._info.table_id)
         return epoch
 
