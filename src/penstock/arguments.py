@@ -45,20 +45,20 @@ class ArrowBatch(Protocol):
 ArrowSource: TypeAlias = ArrowStream | ArrowBatch
 
 
-def whole(value: Any, what: str, low: int = 0, high: int | None = None) -> int:
+def whole(value: Any, name: str, low: int = 0, high: int | None = None) -> int:
     """Return a whole number from `low` to `high`; `Invalid` for anything else."""
     number = plain_int(value)
     if number is None or number < low or (high is not None and number > high):
         raise Invalid(
-            f"{what} is a whole number from {low}{'' if high is None else f' to {high}'}, not {in_short(value)}"
+            f"{name} is a whole number from {low}{'' if high is None else f' to {high}'}, not {in_short(value)}"
         )
     return number
 
 
-def flag(value: Any, what: str) -> bool:
+def flag(value: Any, name: str) -> bool:
     """Return True or False; anything else is `Invalid`: "no" and "0" are true for Python."""
     if value is not True and value is not False:
-        raise Invalid(f"{what} is True or False, not {in_short(value)}")
+        raise Invalid(f"{name} is True or False, not {in_short(value)}")
     return value is True
 
 
@@ -70,21 +70,21 @@ def plain_int(value: Any) -> int | None:
     return int(value) if isinstance(value, np.integer) and not isinstance(value, np.timedelta64) else None
 
 
-def seconds(value: Any, what: str, most: float, *, above_zero: bool = False) -> float:
+def seconds(value: Any, name: str, most: float, *, above_zero: bool = False) -> float:
     """A time in seconds: from 0, or above it, and at most `most`, which may be infinite."""
     number = float.__float__(value) if isinstance(value, float) else plain_int(value)
     if number is None or not 0 <= number <= most:
         bounds = "0 on" if isinf(most) else f"0 to {most:g}"
-        raise Invalid(f"{what} is {in_short(value)}: give seconds from {bounds}")
+        raise Invalid(f"{name} is {in_short(value)}: give seconds from {bounds}")
     if number == 0 and above_zero:
-        raise Invalid(f"{what} is {in_short(value)}: give seconds above 0, and at most {most:g}")
+        raise Invalid(f"{name} is {in_short(value)}: give seconds above 0, and at most {most:g}")
     try:
         return float(number)
     except OverflowError:  # a whole number that is larger than any float, and not infinite
-        raise Invalid(f"{what} is {in_short(value)}: give seconds from 0 to {most:g}") from None
+        raise Invalid(f"{name} is {in_short(value)}: give seconds from 0 to {most:g}") from None
 
 
-def microseconds(time: Any, what: str = "a time") -> int:
+def microseconds(time: Any, name: str = "a time") -> int:
     """Return a time, which is microseconds since 1970 or a datetime with a zone, in microseconds."""
     if isinstance(time, datetime):
         try:
@@ -98,13 +98,13 @@ def microseconds(time: Any, what: str = "a time") -> int:
     else:
         number = plain_int(time)
         if number is not None and _UNITS[0][1] <= number < _UNITS[1][2]:
-            warn_of_unit(number, what)
+            warn_of_unit(number, name)
     if number is None or not TIME_US_MIN <= number < TIME_US_MAX:
-        raise Invalid(f"{what} is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
+        raise Invalid(f"{name} is in microseconds since 1970 (years 1 to 9999), or a datetime, not {in_short(time)}")
     return number
 
 
-def warn_of_unit(time: int, what: str) -> None:
+def warn_of_unit(time: int, name: str) -> None:
     """Warn, at the line of the user's program, of a time that is likely meant in seconds or milliseconds."""
     for unit, first, end, factor in _UNITS:
         if first <= time < end:
@@ -112,13 +112,13 @@ def warn_of_unit(time: int, what: str) -> None:
             while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("penstock."):
                 frame, level = frame.f_back, level + 1
             warnings.warn(
-                f"{what} is {time}, in microseconds {(_EPOCH + timedelta(microseconds=time)):%d %B %Y}: if these are "
+                f"{name} is {time}, in microseconds {(_EPOCH + timedelta(microseconds=time)):%d %B %Y}: if these are "
                 f"{unit}, multiply by {factor:_}, or give a datetime",
                 stacklevel=level,
             )
 
 
-def text(value: Any, what: str, bytes_max: int) -> str:
+def text(value: Any, name: str, bytes_max: int) -> str:
     """A text that is not empty and has at most `bytes_max` bytes."""
     if isinstance(value, str):
         plain = str.__str__(value)
@@ -127,13 +127,13 @@ def text(value: Any, what: str, bytes_max: int) -> str:
                 return plain
         except UnicodeEncodeError:  # half of a surrogate pair, which no file can hold
             pass
-    raise Invalid(f"{what} is a text of 1 to {bytes_max} bytes, not {in_short(value)}")
+    raise Invalid(f"{name} is a text of 1 to {bytes_max} bytes, not {in_short(value)}")
 
 
 def in_short(value: Any) -> str:
-    """A value for a message: one line of bounded length, whatever it is."""
+    """Return a value for a message: one line of bounded length, whatever the value is."""
     try:
-        shown = " ".join(repr(value)[: 4 * SHOWN_CHARACTERS].split())  # tables of Arrow and pandas have many lines
+        line = " ".join(repr(value)[: 4 * SHOWN_CHARACTERS].split())  # tables of Arrow and pandas have many lines
     except Exception:
         return f"a value of the type {type(value).__name__}"
-    return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."

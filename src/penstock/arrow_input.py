@@ -48,7 +48,7 @@ def plain_table(rows: Any, call: str) -> pa.Table:
 
 
 def _plain(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
-    """Return rows without the index of a pandas frame that has no name, and with categories as what they stand for."""
+    """Return rows without the unnamed index of a pandas frame, and with categories decoded."""
     used = [number for number, name in enumerate(schema.names) if not _INDEX.fullmatch(name)]
     plain = pa.schema([schema.field(number).with_type(_plain_type(schema.field(number).type)) for number in used])
     if plain.equals(schema):
@@ -75,20 +75,20 @@ def _plain_column(column: Any) -> Any:
     return column if column.type == kind else column.cast(kind)
 
 
-def cast_batches(batches: Iterable[pa.RecordBatch], wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches of bounded size with the columns and types of `wanted`; `SourceError` if reading them fails."""
+def cast_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield batches of bounded size with the columns and types of `schema`; `SourceError` if reading them fails."""
     for batch in _read(batches):
-        columns = [batch.column(name) for name in wanted.names]
+        columns = [batch.column(name) for name in schema.names]
         columns = [column.cast(_VIEWS.get(column.type, column.type)) for column in columns]
-        for part in _sliced(pa.record_batch(columns, names=wanted.names)):
+        for part in _sliced(pa.record_batch(columns, names=schema.names)):
             try:
-                columns = [part.column(field.name).cast(field.type) for field in wanted]
+                columns = [part.column(field.name).cast(field.type) for field in schema]
                 for column in columns:
                     if not pa.types.is_decimal(column.type):  # sums may have more digits
                         column.validate(full=True)  # text that is not UTF-8 could not be read again
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise Invalid(f"the rows do not fit the types of the table ({error}): cast them first") from None
-            yield pa.record_batch(columns, schema=wanted)
+            yield pa.record_batch(columns, schema=schema)
 
 
 def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

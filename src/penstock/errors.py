@@ -204,10 +204,10 @@ class ConditionFailed(FixTheCall):
     """
 
     def __init__(self, key: bytes | str, expected: int, lsn: int) -> None:
-        shown = repr(key) if len(key) <= 80 else f"{key[:80]!r}..."
-        present = f"{shown} has LSN {lsn}" if lsn else f"{shown} is absent"
-        wanted = f"was expected at LSN {expected}" if expected else "was expected to be absent"
-        super().__init__(f"{present} and {wanted}: read it with get_row, then decide again")
+        key_text = repr(key) if len(key) <= 80 else f"{key[:80]!r}..."
+        present = f"{key_text} has LSN {lsn}" if lsn else f"{key_text} is absent"
+        expectation = f"was expected at LSN {expected}" if expected else "was expected to be absent"
+        super().__init__(f"{present} and {expectation}: read it with get_row, then decide again")
         self.key = key
         self.expected = expected
         self.lsn = lsn

@@ -146,8 +146,8 @@ class FeedSource:
             return end
         rows = size = 0
         last: int | None = None
-        wanted = encode_request([(shard, low, end[shard]) for shard, low in start.items()], skip=True)
-        for batch in self._port.query(self._info, SIZES, wanted):
+        request = encode_request([(shard, low, end[shard]) for shard, low in start.items()], skip=True)
+        for batch in self._port.query(self._info, SIZES, request):
             (part,) = batch.to_pylist()
             if last is not None and part["lsn"] > last:
                 full = (rows_max and rows + part["rows"] > rows_max) or (bytes_max and size + part["bytes"] > bytes_max)

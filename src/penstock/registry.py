@@ -45,7 +45,7 @@ BUILT_IN = (KV.name, QUEUE.name, *LATE)
 
 
 class _Kinds(dict[str, Kind]):
-    """The kinds that are loaded, by name; a late one is loaded when it is asked for."""
+    """The kinds that are loaded, by name; a late one is loaded at its first lookup."""
 
     def __missing__(self, name: str) -> Kind:
         module, kind = LATE[name]
@@ -179,8 +179,8 @@ def check_settings(all_settings: tuple[object, ...]) -> None:
     for index, settings in enumerate(all_settings):
         if type(settings) not in _settings_types():
             _packages.load()
-        if type(settings) not in (known := _settings_types()):
-            names = ", ".join(kind.__name__ for kind in known)
+        if type(settings) not in (types := _settings_types()):
+            names = ", ".join(kind.__name__ for kind in types)
             raise Invalid(f"kinds of the settings holds {in_short(settings)}, and takes {names}")
         if any(type(other) is type(settings) for other in all_settings[:index]):
             raise Invalid(f"kinds of the settings holds {type(settings).__name__} twice: give one")

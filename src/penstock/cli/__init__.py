@@ -113,7 +113,7 @@ def _open_closed_streams() -> None:
 
 
 def _drop_output() -> None:
-    """Let what is left to flush go nowhere: it would fail once more, at the interpreter's end."""
+    """Discard what is left to flush: it would fail once more, at the interpreter's end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,7 +1,7 @@
-"""The program `penstock`: its groups of commands, the options that all have, and where options get their values.
+"""The program `penstock`: its groups of commands, the options common to all, and where options get their values.
 
 An option's value is, weakest first: its default; `penstock.toml` in the current folder (or the file that
-PENSTOCK_CONFIG names); its environment variable; what is given on the command line.
+PENSTOCK_CONFIG names); its environment variable; the command line.
 
     token = "…"            # for every command that has the option --token
     timeout_s = 20
@@ -43,13 +43,13 @@ app = typer.Typer(
 
 def group(name: str, text: str) -> typer.Typer:
     """Add a group of commands: `penstock NAME COMMAND`."""
-    made = typer.Typer(no_args_is_help=True, help=text, rich_markup_mode=None)
-    app.add_typer(made, name=name)
-    return made
+    commands = typer.Typer(no_args_is_help=True, help=text, rich_markup_mode=None)
+    app.add_typer(commands, name=name)
+    return commands
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"penstock {penstock.__version__}")
         raise typer.Exit
 
@@ -112,24 +112,24 @@ def commands_below(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 def option_names(command: Any) -> list[str]:
     """Return the names of a command's options, as the configuration file has them."""
-    return [one.name for one in command.params if one.param_type_name == "option" and one.name != "help"]
+    return [param.name for param in command.params if param.param_type_name == "option" and param.name != "help"]
 
 
 def defaults_of(root: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration as a tree of defaults by command; `Invalid` if it names what does not exist."""
     common = {name: _plain(value) for name, value in config.items() if not isinstance(value, dict)}
-    known = {name for _, command in commands_below(root) for name in option_names(command)}
-    if unknown := sorted(set(common) - known):
+    names = {name for _, command in commands_below(root) for name in option_names(command)}
+    if unknown := sorted(set(common) - names):
         raise Invalid(f"{config_path()}: no command has an option {unknown[0]}: see penstock --help")
-    return _defaults_below(root, {name: some for name, some in config.items() if isinstance(some, dict)}, common, ())
+    return _defaults_below(root, {name: value for name, value in config.items() if isinstance(value, dict)}, common, ())
 
 
 def _defaults_below(
-    command: Any, given: dict[str, Any], common: dict[str, Any], path: tuple[str, ...]
+    command: Any, config: dict[str, Any], common: dict[str, Any], path: tuple[str, ...]
 ) -> dict[str, Any]:
     below = getattr(command, "commands", None)
     names = option_names(command) if below is None else list(below)
-    for name in given:
+    for name in config:
         if name not in names:
             raise Invalid(
                 f"{config_path()}: [{'.'.join(path)}] has no {name}: use one of {', '.join(sorted(names))}"
@@ -137,12 +137,16 @@ def _defaults_below(
                 else f"{config_path()}: there is no command {name}: see penstock --help"
             )
     if below is None:
-        return {name: common[name] for name in names if name in common} | {n: _plain(some) for n, some in given.items()}
-    for name, some in given.items():
-        if not isinstance(some, dict):
+        return {name: common[name] for name in names if name in common} | {
+            n: _plain(value) for n, value in config.items()
+        }
+    for name, value in config.items():
+        if not isinstance(value, dict):
             raise Invalid(f"{config_path()}: {name} of [{'.'.join(path)}] is a section of its own")
-    return {name: _defaults_below(one, given.get(name, {}), common, (*path, name)) for name, one in below.items()}
+    return {name: _defaults_below(child, config.get(name, {}), common, (*path, name)) for name, child in below.items()}
 
 
 def _plain(value: Any) -> Any:
-    return [str(one) for one in value] if isinstance(value, list) else value if isinstance(value, bool) else str(value)
+    return (
+        [str(item) for item in value] if isinstance(value, list) else value if isinstance(value, bool) else str(value)
+    )

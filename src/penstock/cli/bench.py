@@ -36,8 +36,8 @@ def bench(
     out = Output(json=json)
     with (
         out.progress("measuring", left="the temporary store was removed"),
-        tempfile.TemporaryDirectory(dir=folder, prefix="penstock-bench-") as place,
-        penstock.open(place) as store,
+        tempfile.TemporaryDirectory(dir=folder, prefix="penstock-bench-") as path,
+        penstock.open(path) as store,
     ):
         measured = _measure(store, rows)
     out.rows(("what", "per second", "microseconds each"), measured)
@@ -68,8 +68,8 @@ def _send(queue: penstock.QueueTable, count: int, value: bytes) -> None:
         queue.put_many([value] * min(1_000, count - start), durable=True)
 
 
-def _timed(what: str, count: int, work: Callable[[], object]) -> tuple[str, int, float]:
+def _timed(name: str, count: int, work: Callable[[], object]) -> tuple[str, int, float]:
     begin = SystemClock().monotonic_s()
     work()
     elapsed = SystemClock().monotonic_s() - begin
-    return what, round(count / elapsed), round(elapsed / count * 1e6, 2)
+    return name, round(count / elapsed), round(elapsed / count * 1e6, 2)

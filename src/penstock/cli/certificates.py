@@ -115,11 +115,11 @@ def make_member_certificates(folder: str, members: Mapping[str, str], days: int 
     return _write(folder, signed)
 
 
-def _write(folder: str, made: Mapping[str, Signed]) -> list[str]:
+def _write(folder: str, certificates: Mapping[str, Signed]) -> list[str]:
     """Write certificates and their keys; return the names of the files."""
     files = [
         file
-        for name, signed in made.items()
+        for name, signed in certificates.items()
         for file in ((f"{name}.pem", _pem(signed.certificate), False), (f"{name}.key", _key_pem(signed.key), True))
     ]
     try:

@@ -43,7 +43,7 @@ def list_chunks(
     """List the files that never change, by table, shard and level; of a queue, those that get no more messages."""
     store = session.store
     names = [table] if table is not None else store.tables()
-    rows = (tuple(getattr(one, name) for name in CHUNK_COLUMNS) for each in names for one in store.chunks(each))
+    rows = (tuple(getattr(chunk, name) for name in CHUNK_COLUMNS) for each in names for chunk in store.chunks(each))
     none = "there are none: rows are in the journal until they are flushed to files"
     session.out.rows(CHUNK_COLUMNS, rows, limit=session.out.limit(limit), none=none)
 
@@ -55,16 +55,16 @@ def verify_chunks(
     """Read every file that never changes and list those that are damaged; the exit code is 1 if any is."""
     store = session.store
     names = [table] if table is not None else store.tables()
-    stems = {one.file.removesuffix(".sst") for each in names for one in store.chunks(each)}
+    stems = {chunk.file.removesuffix(".sst") for each in names for chunk in store.chunks(each)}
     with session.out.progress("reading", left="nothing was changed"):
         report = store.check()
-    damage = [one for one in report.damage if any(stem in one.path for stem in stems)]  # or of its index
+    damage = [file for file in report.damage if any(stem in file.path for stem in stems)]  # or of its index
     if session.out.json:
-        found = [{"path": one.path, "reason": one.reason} for one in damage]
-        session.out.document({"well": not damage, "chunks": len(stems), "damage": found})
+        files = [{"path": file.path, "reason": file.reason} for file in damage]
+        session.out.document({"well": not damage, "chunks": len(stems), "damage": files})
     else:
-        for one in damage:
-            print(f"{one.path}: {one.reason}")
+        for file in damage:
+            print(f"{file.path}: {file.reason}")
         if not damage:
             print(f"{len(stems):,} files, all is well")
     if damage:

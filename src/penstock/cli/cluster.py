@@ -128,10 +128,10 @@ def init(
     token = random.randbytes(24).hex()
     identity = random.randbytes(16)
     if store is not None:
-        found = read_uuid(OsFileSystem(), str(store))
-        if found is None:
+        uuid = read_uuid(OsFileSystem(), str(store))
+        if uuid is None:
             raise Invalid(f"there is no store in {store}: give the folder of one that is closed")
-        identity = found
+        identity = uuid
     members = {name: _addresses(host, port) for name, (host, port) in hosts.items()}
     text = _cluster_text(ClusterFile(identity.hex(), members, masters))
     digest = hashlib.sha256(token.encode()).hexdigest()
@@ -142,11 +142,11 @@ def init(
         raise Invalid(f"{error.filename or folder}: {error.strerror}; give a new folder") from None
     make_member_certificates(str(folder / "certificates"), {name: host for name, (host, _) in hosts.items()})
     if store is not None:
-        _found_anew(str(store))
+        _begin_new_cluster(str(store))
     print(f"token={token}")
 
 
-def _found_anew(path: str) -> None:
+def _begin_new_cluster(path: str) -> None:
     """Let the folder of a member begin another cluster: the others of the old one are lost, or will not be run."""
     fs = OsFileSystem()
     if fs.exists(f"{path}/{RAFT_FILE}"):
@@ -170,8 +170,8 @@ def _hosts(members: list[str]) -> dict[str, tuple[str, int]]:
 
 
 def _addresses(host: str, port: int) -> _Addresses:
-    shown = f"[{host}]" if ":" in host else host
-    return _Addresses(f"{shown}:{port}", f"{shown}:{port + 1}")
+    url_host = f"[{host}]" if ":" in host else host
+    return _Addresses(f"{url_host}:{port}", f"{url_host}:{port + 1}")
 
 
 def _cluster_text(config: ClusterFile) -> str:
@@ -263,9 +263,9 @@ def run(
             leader: str | None = ""
             while not stopping.wait(0.25):
                 with suppress(Invalid):  # while it is being written
-                    if (found := read_cluster(folder)) != config:
-                        config = found
-                        member.move({each: parse_address(at.members) for each, at in found.members.items()})
+                    if (latest := read_cluster(folder)) != config:
+                        config = latest
+                        member.move({each: parse_address(at.members) for each, at in latest.members.items()})
                 if member.leader != leader:
                     leader = member.leader
                     print("no leader" if leader is None else f"{leader} leads", flush=True)
@@ -285,19 +285,19 @@ def status(
     partitions whose reads it is preferred for. Ends with 1 if a member does not answer, or none leads.
     """
     config = read_cluster(folder)
-    found = _ask_members(folder, config, token)
-    leader = next((answer.statistics for answer in found.values() if answer.role == LEADS), None)
+    answers = _ask_members(folder, config, token)
+    leader = next((answer.statistics for answer in answers.values() if answer.role == LEADS), None)
     upto, mastered = dict[str, int](), Counter[str]()
     if leader is not None:
         upto = {**leader.acknowledged, leader.member: leader.durable_lsn}
         mastered = Counter(partition.master for partition in leader.partitions)
     rows = (
-        (name, at.clients, found[name].role, upto.get(name, 0), mastered[name]) for name, at in config.members.items()
+        (name, at.clients, answers[name].role, upto.get(name, 0), mastered[name]) for name, at in config.members.items()
     )
     Output(json=json).rows(("member", "clients", "role", "acknowledged", "masters"), rows)
-    if reason := next((answer.reason for answer in found.values() if answer.reason), ""):
+    if reason := next((answer.reason for answer in answers.values() if answer.reason), ""):
         note(reason)
-    if leader is None or any(answer.role in (AWAY, REFUSES) for answer in found.values()):
+    if leader is None or any(answer.role in (AWAY, REFUSES) for answer in answers.values()):
         raise typer.Exit(1)
 
 
@@ -309,15 +309,15 @@ def member_roles(folder: Path, token: str | None) -> Callable[[], list[dict[str,
 
     def ask() -> list[dict[str, str]]:
         config = read_cluster(folder)  # again: `replace` gives a member another address
-        found = _ask_members(folder, config, token)
-        roles = {name: AWAY if answer.role == REFUSES else answer.role for name, answer in found.items()}
+        answers = _ask_members(folder, config, token)
+        roles = {name: AWAY if answer.role == REFUSES else answer.role for name, answer in answers.items()}
         return [{"name": name, "address": at.clients, "role": roles[name]} for name, at in config.members.items()]
 
     return ask
 
 
 def _ask_members(folder: Path, config: ClusterFile, token: str) -> dict[str, _Answer]:
-    """Ask all members at the same time: those that are away cost one wait together."""
+    """Ask all members at the same time: any number that do not answer cost one timeout."""
     authority, answers = folder / "certificates" / "authority.pem", dict[str, _Answer]()
 
     def ask(name: str, address: str) -> Callable[[], None]:

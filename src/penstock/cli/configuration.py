@@ -36,22 +36,22 @@ def show(
 
 def _values(root: Any, tree: dict[str, Any]) -> Iterator[tuple[str, str, Any, str]]:
     for path, command in commands_below(root):
-        given: Any = tree
+        section: Any = tree
         for name in path:
-            given = given.get(name, {})
+            section = section.get(name, {})
         for option in command.params:
             if option.param_type_name != "option" or option.name == "help" or option.hidden:
                 continue
-            value, source = _value(option, path, given)
-            shown = "(set)" if option.name in SECRETS and value is not None else value
-            yield " ".join(path), option.name, shown, source
+            value, source = _value(option, path, section)
+            printable = "(set)" if option.name in SECRETS and value is not None else value
+            yield " ".join(path), option.name, printable, source
 
 
-def _value(option: Any, path: tuple[str, ...], given: dict[str, Any]) -> tuple[Any, str]:
+def _value(option: Any, path: tuple[str, ...], section: dict[str, Any]) -> tuple[Any, str]:
     named = option.envvar or "_".join((PREFIX, *path, option.name)).upper().replace("-", "_")
     for variable in [named] if isinstance(named, str) else named:
         if os.environ.get(variable):
             return os.environ[variable], f"${variable}"
-    if option.name in given:
-        return given[option.name], str(config_path())
+    if option.name in section:
+        return section[option.name], str(config_path())
     return None if callable(option.default) else option.default, "default"

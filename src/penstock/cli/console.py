@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 def one_token(token: str, *, write: bool) -> Callable[[str], Rights | None]:
     """Return a function that gives rights to one token, and to no other."""
     rights = Rights(client="console", tables={EVERY_TABLE: ADMIN if write else READ})
-    return lambda given: rights if hmac.compare_digest(given.encode(), token.encode()) else None
+    return lambda candidate: rights if hmac.compare_digest(candidate.encode(), token.encode()) else None
 
 
 @command(app)

@@ -3,8 +3,8 @@
 A child process owns a store in a new folder inside FOLDER and writes numbered batches over a queue, kv, series and
 vector table, durably, printing each number once its batch is acknowledged. It is killed at a random moment; then the
 store is opened, every acknowledged number must be there in every table, none twice, and every file must be sound.
-Again, in the same store, until the time is over. First, single calls: a file, its folder and a rename are synced, and a
-lock keeps another process out.
+This repeats, in the same store, until the time is over. Before it, single calls: a file, its folder and a rename are
+synced, and a lock keeps another process out.
 
 A kill loses what is in the process, not what is in the operating system's memory: it finds file systems whose rename,
 lock or mapping is not as it must be, and defects of ours. Only pulling the plug shows a disk that lies about a sync.
@@ -39,7 +39,7 @@ LOCKED_CODE = 9
 
 
 class DiskTrialFailed(Restore):
-    """A disk did not keep what it had said it kept, or we did not."""
+    """The disk, or Penstock, lost what it had acknowledged."""
 
 
 def run(folder: Path, seconds: float) -> dict[str, float]:
@@ -47,64 +47,64 @@ def run(folder: Path, seconds: float) -> dict[str, float]:
     if not folder.is_dir():
         raise Invalid(f"{folder} is not a folder: give one on the disk to try")
     files = OsFileSystem()
-    place = folder / f"penstock-campaign-{system_random().randbytes(4).hex()}"
-    files.mkdir(str(place))
+    path = folder / f"penstock-campaign-{system_random().randbytes(4).hex()}"
+    files.mkdir(str(path))
     clock = SystemClock()
     end_s = clock.monotonic_s() + seconds
     try:
-        counts: dict[str, float] = _try_calls(str(place))
-        rounds = told = 0
+        counts: dict[str, float] = _try_calls(str(path))
+        rounds = acknowledged = 0
         while not rounds or clock.monotonic_s() < end_s:
-            told = max(told, _kill_once(place))
-            _verify(place, told)
+            acknowledged = max(acknowledged, _kill_once(path))
+            _verify(path, acknowledged)
             rounds += 1
     except Restore as error:
-        raise DiskTrialFailed(f"{error}; the store is left in {place}: keep it, and do not use this disk") from error
+        raise DiskTrialFailed(f"{error}; the store is left in {path}: keep it, and do not use this disk") from error
     except BaseException:
-        remove_folder(files, str(place))
+        remove_folder(files, str(path))
         raise
-    remove_folder(files, str(place))
-    return {**counts, "kills": rounds, "batches": told}
+    remove_folder(files, str(path))
+    return {**counts, "kills": rounds, "batches": acknowledged}
 
 
-def _try_calls(place: str) -> dict[str, float]:
+def _try_calls(path: str) -> dict[str, float]:
     """Try the calls that a store relies on, one by one; return the milliseconds of a sync."""
     files, clock = OsFileSystem(), SystemClock()
-    file = files.create(f"{place}/new")
+    file = files.create(f"{path}/new")
     begin_s = clock.monotonic_s()
     for number in range(20):
         file.pwrite(b"%4d" % number, number * 4)
         file.fdatasync()
     sync_ms = (clock.monotonic_s() - begin_s) * 1e3 / 20
     file.close()
-    files.rename(f"{place}/new", f"{place}/renamed")
-    files.fsync_dir(place)
-    file = files.open(f"{place}/renamed")
+    files.rename(f"{path}/new", f"{path}/renamed")
+    files.fsync_dir(path)
+    file = files.open(f"{path}/renamed")
     content = file.pread(8, 0)
     file.close()
-    if files.exists(f"{place}/new") or content != b"   0   1":
-        raise DiskTrialFailed(f"a file was renamed in {place}, and its old name or other bytes are there")
-    files.unlink(f"{place}/renamed")
-    if _second_owner(place) != LOCKED_CODE:
-        raise DiskTrialFailed(f"a lock in {place} does not keep a second process out")
+    if files.exists(f"{path}/new") or content != b"   0   1":
+        raise DiskTrialFailed(f"a file was renamed in {path}, and its old name or other bytes are there")
+    files.unlink(f"{path}/renamed")
+    if _second_owner(path) != LOCKED_CODE:
+        raise DiskTrialFailed(f"a lock in {path} does not keep a second process out")
     return {"sync_ms": round(sync_ms, 3)}
 
 
-def _second_owner(place: str) -> int:
-    """Return how a second process ends that opens a store which this one has open."""
+def _second_owner(path: str) -> int:
+    """Return the exit code of a second process that opens a store which this one has open."""
     code = (
         "import sys, penstock\n"
         "try: penstock.open(sys.argv[1], timeout_s=0.2)\n"
         f"except penstock.errors.StoreLocked: sys.exit({LOCKED_CODE})"
     )
-    command = [sys.executable, "-c", code, f"{place}/locked"]
-    with penstock.open(f"{place}/locked"):
+    command = [sys.executable, "-c", code, f"{path}/locked"]
+    with penstock.open(f"{path}/locked"):
         return subprocess.run(command, timeout=START_S, check=False, start_new_session=True).returncode
 
 
-def _kill_once(place: Path) -> int:
-    """Let a child write, kill it; return the last number that it was told is durable."""
-    command = [sys.executable, "-m", "penstock.cli.disk_campaign", str(place / "store")]
+def _kill_once(path: Path) -> int:
+    """Let a child write, then kill it; return the last number that it printed as durable."""
+    command = [sys.executable, "-m", "penstock.cli.disk_campaign", str(path / "store")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
         assert child.stdout is not None
         try:
@@ -115,22 +115,22 @@ def _kill_once(place: Path) -> int:
             child.send_signal(signal.SIGKILL)
         numbers = [first, *child.stdout.read().split("\n")[:-1]]
     if not first:
-        raise DiskTrialFailed(f"the store in {place} could not be opened and written to within {START_S:g} s")
+        raise DiskTrialFailed(f"the store in {path} could not be opened and written to within {START_S:g} s")
     return max(int(number) for number in numbers if number.strip())
 
 
-def _verify(place: Path, told: int) -> None:
-    """Compare every table with what was told; a batch that was not may be there, but wholly and once."""
-    with penstock.open(place / "store") as store:
-        found = {
+def _verify(path: Path, acknowledged: int) -> None:
+    """Check that every acknowledged batch is in every table; another may be there too, but whole, and once."""
+    with penstock.open(path / "store") as store:
+        counts = {
             "counter": store.kv("counter", value="int64").get(b"batches") or 0,
             "events": sum(bounds.next - 1 for bounds in store.queue("events").bounds()),
             "metrics": store.series("metrics").select("batch").num_rows,
             "docs": store.vector("docs", dimensions=4).count(),
         }
         report = store.check()
-    if len(set(found.values())) > 1 or found["counter"] < told:
-        raise DiskTrialFailed(f"{told} batches were acknowledged, and {found} are there")
+    if len(set(counts.values())) > 1 or counts["counter"] < acknowledged:
+        raise DiskTrialFailed(f"{acknowledged} batches were acknowledged, and {counts} are there")
     if report.damage:
         raise DiskTrialFailed(f"{report.damage[0]}")
 

@@ -70,9 +70,9 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, Mapping):
-        return {format_value(name): json_value(one) for name, one in value.items()}
+        return {format_value(name): json_value(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_value(one) for one in value]
+        return [json_value(item) for item in value]
     return value if value is None or isinstance(value, (bool, int)) else str(value)
 
 
@@ -114,18 +114,18 @@ def parse_time(text: str) -> datetime:
     except (ValueError, OverflowError, OSError):
         pass
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise Invalid(f"{in_short(text)} is not a time: give 2026-03-01T12:00:00Z, or seconds since 1970") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def parse_json(text: str, what: str) -> Any:
-    """Parse JSON that was given as `what`."""
+def parse_json(text: str, name: str) -> Any:
+    """Parse JSON from the argument or option `name`."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise Invalid(f"{what} is not JSON: {error}") from None
+        raise Invalid(f"{name} is not JSON: {error}") from None
 
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")

@@ -33,9 +33,9 @@ def _moment(time_us: int | None) -> datetime | None:
     return None if time_us is None else datetime.fromtimestamp(time_us / 1e6, UTC)
 
 
-def _job(one: Any) -> tuple[Any, ...]:
-    created, finished = _moment(one.created_us), _moment(one.finished_us)
-    return one.job, one.kind, one.table, one.state, one.attempts, created, finished, one.error
+def _job(job: Any) -> tuple[Any, ...]:
+    created, finished = _moment(job.created_us), _moment(job.finished_us)
+    return job.job, job.kind, job.table, job.state, job.attempts, created, finished, job.error
 
 
 @command(jobs_group, "list")
@@ -47,8 +47,8 @@ def list_jobs(
 ) -> None:
     """List the jobs, the newest first."""
     jobs = reversed(session.store.jobs())
-    wanted = (one for one in jobs if table in (None, one.table) and (state is None or state.value == one.state))
-    session.out.rows(JOB_COLUMNS, map(_job, wanted), limit=session.out.limit(limit))
+    matches = (job for job in jobs if table in (None, job.table) and (state is None or state.value == job.state))
+    session.out.rows(JOB_COLUMNS, map(_job, matches), limit=session.out.limit(limit))
 
 
 Job = Annotated[int, typer.Argument(min=1, help="the number of a job")]
@@ -57,10 +57,10 @@ Job = Annotated[int, typer.Argument(min=1, help="the number of a job")]
 @command(jobs_group, "show")
 def show_job(session: Session, job: Job) -> None:
     """Print all that is known about a job."""
-    found = next((one for one in session.store.jobs() if one.job == job), None)
-    if found is None:
+    info = next((entry for entry in session.store.jobs() if entry.job == job), None)
+    if info is None:
         raise NotFound(f"there is no job {job}: finished ones are removed after a while; see `penstock jobs list`")
-    fields = {name: getattr(found, name) for name in found.__dataclass_fields__}
+    fields = {name: getattr(info, name) for name in info.__dataclass_fields__}
     for name in ("created", "started", "finished"):
         fields[name] = _moment(fields.pop(f"{name}_us"))
     session.out.document(fields)

@@ -34,7 +34,7 @@ def new(file: Annotated[Path, typer.Argument(help="a key file, created if absent
             raise Invalid(f"{file} is a link to itself: give another file") from None
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock = fs.lock(f"{file}.lock")  # two that add a key of one version: one of them would be lost
+            lock = fs.lock(f"{file}.lock")  # two processes would add keys with the same version
         except StoreLocked:
             raise Backpressure(f"another process adds a key to {file}: try again") from None
         try:

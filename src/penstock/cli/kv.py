@@ -22,7 +22,7 @@ from penstock.cli.session import Limit, Name, Session, command
 from penstock.errors import NotFound
 from penstock.lsm.rows import VALUE_BYTES_MAX
 
-SHOWN = 100  # letters of a key in an error
+KEY_LETTERS = 100  # of a key in an error
 Key = Annotated[str, typer.Argument(help="a key: text, or 0x and hexadecimal digits")]
 
 
@@ -34,19 +34,19 @@ def _key(table: Any, text: str) -> Any:
     return parse_text(text) if table.schema.field("key").type == "string" else parse_bytes(text)
 
 
-def _shown(key: Any) -> str:
+def _short_key(key: Any) -> str:
     text = format_value(key)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= KEY_LETTERS else f"{text[:KEY_LETTERS]}…"
 
 
 @command(app)
 def get(session: Session, table: Name, key: Key) -> None:
     """Print the value of a key; byte for byte where the output is no terminal."""
     kv = _table(session, table)
-    wanted = _key(kv, key)
-    value = kv.get(wanted)
-    if value is None and wanted not in kv:
-        raise NotFound(f"there is no key {_shown(wanted)} in {table}")
+    row_key = _key(kv, key)
+    value = kv.get(row_key)
+    if value is None and row_key not in kv:
+        raise NotFound(f"there is no key {_short_key(row_key)} in {table}")
     session.out.value(value)
 
 
@@ -61,21 +61,21 @@ def put(
     kv = _table(session, table)
     kind, declared = kv.schema.field("value").type, kv.value_type
     if value == "-":
-        given = sys.stdin.buffer.read(VALUE_BYTES_MAX + 1)  # one more is refused, also of an input that never ends
+        data = sys.stdin.buffer.read(VALUE_BYTES_MAX + 1)  # one more is refused, also of an input that never ends
     else:
-        given = parse_bytes(value) if declared == "bytes" else os.fsencode(value)
-    written = _key(kv, key)
-    kv.put(written, parse_value(given, kind, declared), durable=True)
-    session.out.done("written, and durable", table=table, key=written)
+        data = parse_bytes(value) if declared == "bytes" else os.fsencode(value)
+    row_key = _key(kv, key)
+    kv.put(row_key, parse_value(data, kind, declared), durable=True)
+    session.out.done("written, and durable", table=table, key=row_key)
 
 
 @command(app)
 def delete(session: Session, table: Name, key: Key) -> None:
     """Remove a key of a kv table, durably."""
     kv = _table(session, table)
-    deleted = _key(kv, key)
-    kv.delete(deleted, durable=True)
-    session.out.done("deleted, and durable", table=table, key=deleted)
+    row_key = _key(kv, key)
+    kv.delete(row_key, durable=True)
+    session.out.done("deleted, and durable", table=table, key=row_key)
 
 
 @command(app)
@@ -90,12 +90,12 @@ def scan(  # noqa: PLR0917 - typer reads the signature
 ) -> None:
     """Print rows of a kv table in the order of their keys."""
     kv = _table(session, table)
-    shown = session.out.limit(limit)
+    rows_max = session.out.limit(limit)
     rows: Iterator[Any] = kv.scan(
         _key(kv, start),
         None if end is None else _key(kv, end),
         prefix=_key(kv, prefix),
         reverse=reverse,
-        limit=None if shown is None else shown + 1,
+        limit=None if rows_max is None else rows_max + 1,
     )
-    session.out.rows(("key", "value"), first_of(rows), limit=shown)
+    session.out.rows(("key", "value"), first_of(rows), limit=rows_max)

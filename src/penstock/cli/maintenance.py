@@ -107,12 +107,12 @@ def salvage(
     with out.progress("salvaging", left=left) as progress:
         report = penstock.salvage(store, target, keys=keys, progress=progress)
     if json:
-        damage = [{"path": one.path, "reason": one.reason} for one in report.damage]
+        damage = [{"path": file.path, "reason": file.reason} for file in report.damage]
         out.document({"rows": report.rows, "damage": damage, "lost": list(report.lost)})
     else:
         out.rows(("table", "rows"), report.rows.items(), none="no rows were copied")
-        for one in report.damage:
-            print(f"{one.path}: {one.reason}")
+        for file in report.damage:
+            print(f"{file.path}: {file.reason}")
         for lost in report.lost:
             print(f"lost: {lost}")
     if report.lost:
@@ -162,9 +162,10 @@ def _report(out: Output, troubles: Iterable[Any], damage: Iterable[penstock.File
             {
                 "well": not troubles and not damage,
                 "troubles": [
-                    {"table": one.table, "shard": one.shard, "lsn": one.lsn, "reason": one.reason} for one in troubles
+                    {"table": trouble.table, "shard": trouble.shard, "lsn": trouble.lsn, "reason": trouble.reason}
+                    for trouble in troubles
                 ],
-                "damage": [{"path": one.path, "reason": one.reason} for one in damage],
+                "damage": [{"path": file.path, "reason": file.reason} for file in damage],
             }
         )
     elif not troubles and not damage:
@@ -172,8 +173,8 @@ def _report(out: Output, troubles: Iterable[Any], damage: Iterable[penstock.File
     else:
         if troubles:
             out.rows(("table", "shard", "LSN", "what"), ((t.table, t.shard, t.lsn, t.reason) for t in troubles))
-        for one in damage:
-            print(f"{one.path}: {one.reason}")
+        for file in damage:
+            print(f"{file.path}: {file.reason}")
     if troubles or damage:
         raise typer.Exit(1)
 

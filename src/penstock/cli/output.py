@@ -23,7 +23,7 @@ from penstock.cli.formatting import format_value, json_value, raw_bytes
 
 PAGE_ROWS = 500  # rows that are aligned together
 BY_THE_OWNER = "the process that owns the store may still finish it"
-TERMINAL_ROWS = 20  # that a terminal gets unless told otherwise
+TERMINAL_ROWS = 20  # that a terminal gets by default
 _COLOR = re.compile(r"(\x1b\[[\d;]*m)")
 
 
@@ -36,11 +36,11 @@ class Output:
         self.draws = self.terminal and os.environ.get("TERM") != "dumb"  # it understands more than lines of text
         self.color = self.draws and not os.environ.get("NO_COLOR")
 
-    def limit(self, given: int | None) -> int | None:
-        """Return how many rows to print: what is given (0: all); else 20 at a terminal, and all for a program."""
-        if given is None:
+    def limit(self, requested: int | None) -> int | None:
+        """Return how many rows to print: as requested (0: all); by default 20 at a terminal, and all for a program."""
+        if requested is None:
             return TERMINAL_ROWS if self.terminal and not self.json else None
-        return given or None
+        return requested or None
 
     def rows(
         self,
@@ -52,17 +52,17 @@ class Output:
     ) -> int:
         """Print rows, at most `limit` of them; return their number. `none` is for a terminal, if there are no rows."""
         source, count = iter(rows), 0
-        shown = source if limit is None else islice(source, limit)
+        head = source if limit is None else islice(source, limit)
         if self.json:
-            for row in shown:
+            for row in head:
                 self.document(dict(zip(columns, row, strict=True)))
                 count += 1
         elif self.terminal:
-            count = self._aligned(columns, shown)
+            count = self._aligned(columns, head)
             if not count and none:
                 note(none)
         else:
-            for row in shown:
+            for row in head:
                 print("\t".join(map(format_value, row)))
                 count += 1
         if limit is not None and count == limit and next(source, None) is not None:
@@ -109,21 +109,21 @@ class Output:
 
     @contextmanager
     def progress(
-        self, what: str, *, left: str | Callable[[], str] = BY_THE_OWNER
+        self, title: str, *, left: str | Callable[[], str] = BY_THE_OWNER
     ) -> Iterator[Callable[[Any], None] | None]:
         """Yield a callable for `progress=`, which draws a bar on stderr; None if stderr is not a terminal.
 
-        After Ctrl-C one line says what it `left`; a callable looks at that moment.
+        After Ctrl-C one line says what was `left`; a callable finds out at that moment.
         """
         try:
-            with self._bar(what) as bar:
+            with self._bar(title) as bar:
                 yield bar
         except KeyboardInterrupt:
             note(f"interrupted: {left if isinstance(left, str) else left()}")
             raise
 
     @contextmanager
-    def _bar(self, what: str) -> Iterator[Callable[[Any], None] | None]:
+    def _bar(self, title: str) -> Iterator[Callable[[Any], None] | None]:
         if not sys.stderr.isatty():
             yield None
             return
@@ -132,7 +132,7 @@ class Output:
 
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(what, total=None)
+            task = bar.add_task(title, total=None)
             yield lambda now: bar.update(task, completed=now.bytes, total=now.bytes_total)
 
 
@@ -157,34 +157,34 @@ def screen(lines: list[str]) -> str:
 
 
 def cut(line: str, columns: int) -> str:
-    """Return a line that is at most so many columns wide; its colours stay, and take no room."""
+    """Return a line cut to `columns`; its colours stay, and take no room."""
     from rich.cells import cell_len
 
     parts = _COLOR.split(line)  # text and colours in turn
     if sum(map(cell_len, parts[::2])) <= columns:
         return line
-    room, kept = columns - 1, ""
+    room, text = columns - 1, ""
     for number, part in enumerate(parts):
         if number % 2:
-            kept += part
+            text += part
             continue
         for letter in part:
             room -= cell_len(letter)
             if room < 0:
-                return kept + "…\x1b[0m"
-            kept += letter
-    return kept
+                return text + "…\x1b[0m"
+            text += letter
+    return text
 
 
 def pages(read: Callable[[int], list[Any]], start: int, next_of: Callable[[Any], int]) -> Iterator[Any]:
     """Yield what `read` returns from `start` on, page by page, until a page is empty."""
-    while found := read(start):
-        yield from found
-        start = next_of(found[-1])
+    while page := read(start):
+        yield from page
+        start = next_of(page[-1])
 
 
-def first_of(some: Iterable[Any]) -> Iterator[Any]:
-    """Yield the same, after the first was computed: an error comes before anything is printed."""
-    rest = iter(some)
+def first_of(items: Iterable[Any]) -> Iterator[Any]:
+    """Yield the items, of which the first is computed at once: its error comes before anything is printed."""
+    rest = iter(items)
     head = list(islice(rest, 1))
     return chain(head, rest)

@@ -40,11 +40,11 @@ def plot(
         owner[rows // 4, columns // 2] = number
     labels = [_number(high - (high - low) * row / max(height - 1, 1)) for row in range(height)]
     margin = max(map(len, labels))
-    shown = []
+    picture = []
     for row in range(height):
         text = "".join(_cell(int(cells[row, at]), int(owner[row, at]), color) for at in range(width))
-        shown.append(f"{labels[row]:>{margin}} {text.rstrip()}")
-    return shown
+        picture.append(f"{labels[row]:>{margin}} {text.rstrip()}")
+    return picture
 
 
 def _scaled(values: npt.NDArray[np.float64], low: float, high: float, steps: int) -> npt.NDArray[np.int64]:

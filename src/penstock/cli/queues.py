@@ -25,7 +25,7 @@ from penstock.queue.table import DIGITS_MAX
 queue_group = group("queue", "Messages of a queue, and its consumers.")
 
 PAGE = 1_000  # messages that are read at once
-FOLLOW_S = 0.5  # between two looks for new messages
+FOLLOW_S = 0.5  # between two polls for new messages
 COLUMNS = ("shard", "sequence", "time", "key", "payload")
 
 
@@ -41,16 +41,16 @@ def put_message(
     key: Annotated[str | None, typer.Option(help="messages of one key keep their order")] = None,
 ) -> None:
     """Append a message to a queue, durably; print its position."""
-    table, given = _queue(session, queue), None if key is None else parse_bytes(key)
+    table, key_bytes = _queue(session, queue), None if key is None else parse_bytes(key)
     if payload == "-":
         sent = 0
         with session.out.progress("sending", left=lambda: f"{sent:,} messages are durable, the next ones may be"):
             for lines in _line_batches():
-                table.put_many(lines, keys=None if given is None else [given] * len(lines), durable=True)
+                table.put_many(lines, keys=None if key_bytes is None else [key_bytes] * len(lines), durable=True)
                 sent += len(lines)
         session.out.done(f"{sent:,} messages, durable", queue=queue, messages=sent)
         return
-    where = table.append(parse_bytes(payload), key=given)
+    where = table.append(parse_bytes(payload), key=key_bytes)
     session.out.done(
         f"shard {where.shard}, sequence {where.sequence}, LSN {where.lsn}",
         shard=where.shard, sequence=where.sequence, lsn=where.lsn,
@@ -71,10 +71,10 @@ def _line_batches() -> Iterator[list[bytes]]:
 
 
 def _messages(table: Any, start: dict[int, int]) -> Iterator[Any]:
-    """Yield the messages from these sequences on, shard by shard; `start` follows."""
+    """Yield the messages from these sequences on, shard by shard; `start` moves with them."""
     for shard in sorted(start):
-        while found := table.read(shard, start[shard], PAGE):
-            for message in found:
+        while page := table.read(shard, start[shard], PAGE):
+            for message in page:
                 start[shard] = message.sequence + 1
                 yield message
 
@@ -96,17 +96,17 @@ def tail(
     limit: Limit = None,
 ) -> None:
     """Print the last messages of a queue, and with --follow those that come."""
-    table, shown = _queue(session, queue), session.out.limit(limit)
+    table, rows_max = _queue(session, queue), session.out.limit(limit)
     if start is None:
-        last = 20 if shown is None else shown
-        positions = {shard: max(one.first, one.next - last) for shard, one in enumerate(table.bounds())}
+        last = 20 if rows_max is None else rows_max
+        positions = {shard: max(bounds.first, bounds.next - last) for shard, bounds in enumerate(table.bounds())}
     else:
         positions = table.offsets(start)
     rows = map(_row, _messages(table, positions))
     session.out.rows(
         COLUMNS,
         first_of(rows),
-        limit=None if start is None or follow else shown,  # whether there is one more row is seen by taking it
+        limit=None if start is None or follow else rows_max,  # whether there is one more row is seen by taking it
         none="" if follow else "there are none",
     )
     while follow:
@@ -143,11 +143,11 @@ def consumers(session: Session, queue: Name) -> None:
     session.out.rows(_CONSUMER, map(_consumer, _queue(session, queue).consumers()))
 
 
-def _consumer(one: Any) -> tuple[Any, ...]:
-    seen = None if one.last_seen_us is None else datetime.fromtimestamp(one.last_seen_us / 1e6, UTC)
-    positions = {str(shard): at for shard, at in one.position.items()}
-    totals = [None if one.stream is None else getattr(one.stream, name) for name in _TOTALS]
-    return one.name, one.mode, one.lag, one.leased, positions, seen, *totals
+def _consumer(consumer: Any) -> tuple[Any, ...]:
+    last_seen = None if consumer.last_seen_us is None else datetime.fromtimestamp(consumer.last_seen_us / 1e6, UTC)
+    positions = {str(shard): at for shard, at in consumer.position.items()}
+    totals = [None if consumer.stream is None else getattr(consumer.stream, name) for name in _TOTALS]
+    return consumer.name, consumer.mode, consumer.lag, consumer.leased, positions, last_seen, *totals
 
 
 @command(app, "consumers")
@@ -155,7 +155,7 @@ def all_consumers(session: Session) -> None:
     """List the consumers of all queues."""
     store = session.store
     queues = [info.name for info in store.port.tables() if info.kind == "queue"]
-    rows = ((name, *_consumer(one)) for name in queues for one in store.queue(name, create=False).consumers())
+    rows = ((name, *_consumer(consumer)) for name in queues for consumer in store.queue(name, create=False).consumers())
     session.out.rows(("queue", *_CONSUMER), rows)
 
 
@@ -175,10 +175,10 @@ def seek(
     else:
         moment = parse_time(to)
         where = {shard: table.seek(moment, shard=shard) for shard in range(table.shards)}
-    known = {one.name for one in table.consumers()}
+    names = {info.name for info in table.consumers()}
     table.consumer(consumer).seek(where)
-    if consumer not in known:
-        others = ", ".join(map(format_value, sorted(known)))
+    if consumer not in names:
+        others = ", ".join(map(format_value, sorted(names)))
         note(f"{format_value(consumer)} is new; the consumers of {queue} were {others or 'none'}")
     session.out.done(
         f"{format_value(consumer)} reads on from {to}", consumer=consumer, position=table.consumer(consumer).position

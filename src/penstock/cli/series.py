@@ -113,20 +113,20 @@ def query(  # noqa: PLR0917 - typer reads the signature
     if since is None:
         if step is not None:
             raise Invalid("--step goes with --start or --last: give one of them")
-        found = series.query(promql, until)
+        result = series.query(promql, until)
     else:
         chosen = max(1.0, math.ceil((until - since).total_seconds() / 72)) if step is None else step
-        found = series.query_range(promql, since, until, chosen)
+        result = series.query_range(promql, since, until, chosen)
         if session.out.terminal and not session.out.json:
-            _draw(found, color=session.out.color)
+            _draw(result, color=session.out.color)
             return
-    session.out.rows(COLUMNS, _samples(iter(found.to_batches())), limit=session.out.limit(limit))
+    session.out.rows(COLUMNS, _samples(iter(result.to_batches())), limit=session.out.limit(limit))
 
 
-def _draw(found: pa.Table, *, color: bool) -> None:
+def _draw(result: pa.Table, *, color: bool) -> None:
     """Draw the first lines of a result; say how many were left out."""
     lines: dict[str, tuple[list[float], list[float]]] = {}
-    for metric, labels, time, value in _samples(iter(found.to_batches())):
+    for metric, labels, time, value in _samples(iter(result.to_batches())):
         name = metric + "".join(f" {key}={format_value(text)}" for key, text in labels.items())
         times, values = lines.setdefault(name, ([], []))
         times.append(time.timestamp())

@@ -50,12 +50,12 @@ def serve(  # noqa: PLR0917 - typer reads the signature
     from penstock.server.healing import Healer
     from penstock.server.tcp import serve_tcp
 
-    given = {"--certificate": certificate, "--key": key, "--tokens": tokens, "--table": table, "--logs": logs}
+    option_values = {"--certificate": certificate, "--key": key, "--tokens": tokens, "--table": table, "--logs": logs}
     if http is not None:
-        given["--host"], given["--port"] = map(str, parse_address(http))
+        option_values["--host"], option_values["--port"] = map(str, parse_address(http))
     elif table is not None or logs is not None or create or console_write:
         raise Invalid("--table, --logs, --create and --console-write go with --http: give it, too")
-    options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    options = [text for name, value in option_values.items() if value is not None for text in (name, str(value))]
     options += ["--create"] if create else []
     options += ["--console-write"] if console_write else []
     settings = penstock.StoreSettings(metrics_port=metrics_port, statsd=statsd, keys=keys)
@@ -164,8 +164,8 @@ def new_token(
 
     rights = {}
     for text in right or ["*=read"]:
-        table, found, word = text.rpartition("=")
-        if not found:
+        table, separator, word = text.rpartition("=")
+        if not separator:
             raise Invalid(f"--right {text!r}: give TABLE=read, TABLE=write or TABLE=admin")
         rights[table] = word
     token = system_random().randbytes(24).hex()

@@ -122,22 +122,22 @@ def command(group: typer.Typer, name: str | None = None, *, numbers: bool = Fals
         keyword = inspect.Parameter.KEYWORD_ONLY
         store = inspect.Parameter(_STORE[0], keyword, annotation=_STORE[1])
         common = [inspect.Parameter(each, keyword, annotation=note, default=default) for each, note, default in _COMMON]
-        parameters = [store, *(one.replace(kind=keyword) for one in own), *common]
+        parameters = [store, *(parameter.replace(kind=keyword) for parameter in own), *common]
 
-        def run(**given: Any) -> None:
-            out = Output(json=given.pop("json"))
+        def run(**arguments: Any) -> None:
+            out = Output(json=arguments.pop("json"))
             session = Session(
-                given.pop("store"),
+                arguments.pop("store"),
                 out,
-                token=given.pop("token"),
-                authority=given.pop("authority"),
-                timeout_s=given.pop("timeout_s"),
+                token=arguments.pop("token"),
+                authority=arguments.pop("authority"),
+                timeout_s=arguments.pop("timeout_s"),
             )
             with session:
-                function(session, **given)
+                function(session, **arguments)
 
         run.__name__, run.__doc__ = function.__name__, function.__doc__
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         group.command(name, context_settings={"ignore_unknown_options": numbers})(run)
         return function

@@ -34,7 +34,7 @@ class TableLine:
     table: str
     kind: str
     shards: int
-    rows: int | None  # None: it cannot be asked
+    rows: int | None  # None: it does not answer
     bytes: int | None
     behind: int  # entries that are durable and not applied
     state: str
@@ -67,36 +67,38 @@ class Page:
 
     @property
     def well(self) -> bool:
-        return not self.troubles and not self.numbers.error and all(one.state == "active" for one in self.tables)
+        return not self.troubles and not self.numbers.error and all(table.state == "active" for table in self.tables)
 
 
 def read_page(store: penstock.RemoteStore, address: str) -> Page:
     """Ask the store for the page; a table that does not answer is shown as such."""
     numbers, tables, consumers = store.statistics(), [], []
-    troubles = [f"{one.table}, shard {one.shard}, LSN {one.lsn}: {one.reason}" for one in store.troubles()]
+    troubles = [
+        f"{trouble.table}, shard {trouble.shard}, LSN {trouble.lsn}: {trouble.reason}" for trouble in store.troubles()
+    ]
     for info in store.port.tables():
-        parts = [one for one in numbers.partitions if one.table == info.name]
-        state = max((one.state for one in parts), key=GRAVITY.index, default="active")
-        error = next((one.error for one in parts if one.error), "")
+        parts = [partition for partition in numbers.partitions if partition.table == info.name]
+        state = max((partition.state for partition in parts), key=GRAVITY.index, default="active")
+        error = next((partition.error for partition in parts if partition.error), "")
         rows = size = None
         try:
             table = store.table(info.name)
             rows, size = table_size(table.statistics())
             if hasattr(table, "consumers"):
-                consumers += [_consumer(info.name, one) for one in table.consumers()]
+                consumers += [_consumer(info.name, consumer) for consumer in table.consumers()]
         except PenstockError as failed:
             error = error or str(failed)
-        behind = sum(one.enqueued_ops for one in parts)
+        behind = sum(partition.enqueued_ops for partition in parts)
         tables.append(TableLine(info.name, info.kind, info.shards, rows, size, behind, state, error))
     return Page(address, numbers, tables, consumers, troubles)
 
 
-def _consumer(queue: str, one: Any) -> ConsumerLine:
-    seen = None if one.last_seen_us is None else datetime.fromtimestamp(one.last_seen_us / 1e6, UTC)
+def _consumer(queue: str, consumer: Any) -> ConsumerLine:
+    last_seen = None if consumer.last_seen_us is None else datetime.fromtimestamp(consumer.last_seen_us / 1e6, UTC)
     rows_in, rows_out, duplicates = (None,) * 3
-    if one.stream is not None:
-        rows_in, rows_out, duplicates = one.stream.rows_in, one.stream.rows_out, one.stream.duplicates
-    return ConsumerLine(queue, one.name, one.lag, one.leased, seen, rows_in, rows_out, duplicates)
+    if consumer.stream is not None:
+        rows_in, rows_out, duplicates = consumer.stream.rows_in, consumer.stream.rows_out, consumer.stream.duplicates
+    return ConsumerLine(queue, consumer.name, consumer.lag, consumer.leased, last_seen, rows_in, rows_out, duplicates)
 
 
 @command(app)
@@ -152,8 +154,8 @@ def page_fields(page: Page) -> dict[str, Any]:
         "store": page.store,
         "well": page.well,
         **fields,
-        "tables": [vars(one) for one in page.tables],
-        "consumers": [vars(one) for one in page.consumers],
+        "tables": [vars(table) for table in page.tables],
+        "consumers": [vars(consumer) for consumer in page.consumers],
         "troubles": page.troubles,
     }
 
@@ -203,20 +205,20 @@ def page_lines(
 
 def _tables(tables: list[TableLine], style: Any) -> list[str]:
     rows = [("name", "state", "kind", "rows", "in files", "shards", "behind")]
-    for one in tables:
-        rows_text = "?" if one.rows is None else f"{one.rows:,}"
-        size = "?" if one.bytes is None else format_bytes(one.bytes)
-        rows.append((one.table, one.state, one.kind, rows_text, size, str(one.shards), f"{one.behind:,}"))
+    for table in tables:
+        rows_text = "?" if table.rows is None else f"{table.rows:,}"
+        size = "?" if table.bytes is None else format_bytes(table.bytes)
+        rows.append((table.table, table.state, table.kind, rows_text, size, str(table.shards), f"{table.behind:,}"))
     lines = _aligned(rows)
     at = lines[0].index("state")
-    for number, one in enumerate(tables, 1):  # after the widths are known, which colours would change
-        line, end = lines[number], at + len(one.state)
-        lines[number] = line[:at] + style(line[at:end], STATE_COLORS[one.state]) + line[end:]
+    for number, table in enumerate(tables, 1):  # after the widths are known, which colours would change
+        line, end = lines[number], at + len(table.state)
+        lines[number] = line[:at] + style(line[at:end], STATE_COLORS[table.state]) + line[end:]
     return lines
 
 
 def _errors(tables: list[TableLine]) -> list[str]:
-    return [f"{one.table}: {one.error}" for one in tables if one.error]
+    return [f"{table.table}: {table.error}" for table in tables if table.error]
 
 
 def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -42,7 +42,7 @@ class TableKind(Enum):
 def list_tables(session: Session) -> None:
     """List the tables."""
     infos = session.store.port.tables()
-    session.out.rows(("table", "kind", "shards"), ((one.name, one.kind, one.shards) for one in infos))
+    session.out.rows(("table", "kind", "shards"), ((info.name, info.kind, info.shards) for info in infos))
 
 
 @command(table_group)
@@ -62,18 +62,18 @@ def create(  # noqa: PLR0917 - typer reads the signature
     compression_level: Annotated[int, typer.Option(help="of zstd, from 1 to 22; 0: its default")] = 0,
 ) -> None:
     """Create a table; the store, too, if the folder is absent or empty."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "value": value, "key": key, "dimensions": dimensions, "metric": metric,
         "headers": headers or None, "changes": changes or None,
     }  # fmt: skip
-    given = {option: some for option, some in given.items() if some is not None}
+    options = {option: setting for option, setting in options.items() if setting is not None}
     allowed = {
         TableKind.kv: {"value", "key", "changes"},
         TableKind.queue: {"headers", "changes"},
         TableKind.series: {"changes"},
         TableKind.vector: {"dimensions", "metric", "changes"},
     }[kind]
-    for option in given:
+    for option in options:
         if option not in allowed:
             raise Invalid(f"--{option} is not for a {kind.value} table: leave it out")
     if kind is TableKind.vector and dimensions is None:
@@ -81,11 +81,11 @@ def create(  # noqa: PLR0917 - typer reads the signature
     session.create = True
     if name in session.store.tables():
         raise Invalid(f"there is already a table {name}: give another name")
-    given["encrypted"] = encrypted
+    options["encrypted"] = encrypted
     if compression is not Compression.none or compression_level:
         config = penstock.CompressionConfig(penstock.Codec[compression.value.upper()], compression_level)
-        given["storage"] = penstock.StorageOptions(compression=config)
-    getattr(session.store, kind.value)(name, shards=shards, **given)
+        options["storage"] = penstock.StorageOptions(compression=config)
+    getattr(session.store, kind.value)(name, shards=shards, **options)
     session.out.done(f"created {kind.value} table {name}", table=name, kind=kind.value, shards=shards)
 
 
@@ -94,7 +94,7 @@ def describe(session: Session, name: Name) -> None:
     """Print what is known about a table: its columns, its size, how far it is."""
     store = session.store
     table = store.table(name)
-    info = next(one for one in store.port.tables() if one.name == name)
+    info = next(entry for entry in store.port.tables() if entry.name == name)
     fields: dict[str, Any] = {"table": info.name, "kind": info.kind, "shards": info.shards, "id": info.table_id}
     codecs = [f"{codec}:{level}" if level else codec for codec, level in codecs_of(info.storage_options)]
     fields |= {"encrypted": info.key is not None, "compression": ",".join(codecs)}
@@ -103,13 +103,18 @@ def describe(session: Session, name: Name) -> None:
     if info.kind == TableKind.vector.value:
         fields |= {"dimensions": table.dimensions, "metric": table.metric}
     if info.kind == TableKind.queue.value:  # its statistics have an entry for each consumer and shard
-        fields |= {"messages": numbers.messages, "consumers": len({one.consumer for one in numbers.consumers})}
+        fields |= {
+            "messages": numbers.messages,
+            "consumers": len({consumer.consumer for consumer in numbers.consumers}),
+        }
     for member in getattr(numbers, "__struct_fields__", None) or numbers.__dataclass_fields__:
-        some = getattr(numbers, member)
-        fields.setdefault(member, some if isinstance(some, (int, float, str, bool)) or some is None else len(some))
-    for one in store.statistics().partitions:
-        if one.table == name:
-            fields[f"shard {one.shard}"] = f"{one.state}, applied to LSN {one.applied}, stored to {one.stored}"
+        value = getattr(numbers, member)
+        fields.setdefault(member, value if isinstance(value, (int, float, str, bool)) or value is None else len(value))
+    for partition in store.statistics().partitions:
+        if partition.table == name:
+            fields[f"shard {partition.shard}"] = (
+                f"{partition.state}, applied to LSN {partition.applied}, stored to {partition.stored}"
+            )
     session.out.document(fields)
 
 

@@ -32,10 +32,10 @@ def upsert(
     attributes: Annotated[str | None, typer.Option(help="""a JSON object: '{"lang": "en"}'""")] = None,
 ) -> None:
     """Write a vector, durably; it replaces the one with its id."""
-    given = None if attributes is None else parse_json(attributes, "--attributes")
-    if given is not None and not isinstance(given, dict):
+    fields = None if attributes is None else parse_json(attributes, "--attributes")
+    if fields is not None and not isinstance(fields, dict):
         raise Invalid("--attributes is a JSON object: give '{\"name\": value}'")
-    _vectors(session, table).upsert(id, parse_json(vector, "the vector"), given, durable=True)
+    _vectors(session, table).upsert(id, parse_json(vector, "the vector"), fields, durable=True)
     session.out.done("written, and durable", table=table, id=id)
 
 
