@@ -135,7 +135,7 @@ class CrashReport:
     """
 
     operations: int = 0
-    crashes: int = 0  # that left different disks, or the same to clients that knew something else
+    crashes: int = 0  # different ones: in the disk that is left, or in what clients knew
     crashes_in_recovery: int = 0
     faults: int = 0
     labels: set[str] = field(default_factory=set)
@@ -160,15 +160,15 @@ class CrashReport:
         return absent(self.crashed_in_recovery, *steps)
 
 
-def absent(reached: Counter[str], *wanted: str) -> list[str]:
-    """Return the wanted steps that were not reached."""
+def absent(reached: Counter[str], *steps: str) -> list[str]:
+    """Return the steps that were not reached."""
 
     def is_at(step: str, label: str) -> bool:
         name, _, path = step.partition(" ")
         operation, _, operation_path = label.partition(" ")
         return operation == name and path in operation_path
 
-    return [step for step in wanted if not any(is_at(step, label) for label, count in reached.items() if count)]
+    return [step for step in steps if not any(is_at(step, label) for label, count in reached.items() if count)]
 
 
 def steps(images: Sequence[Image]) -> Counter[str]:
@@ -240,7 +240,7 @@ def _in_a_thread(act: Callable[[], T]) -> T:
 def search_order(points: Sequence[T]) -> Sequence[T]:
     """Return crash or fault points in the order to try them.
 
-    That of the run, so that the first violation is the earliest; a test that asks only for any may replace this.
+    The default is that of the run, so that the first violation is the earliest; a test may replace it.
     """
     return points
 
@@ -291,7 +291,7 @@ class _Explorer:
 
     def faults(self, faults: Faults, depth: int) -> None:
         for kind in faults.kinds:
-            for at in self._order(self._places(faults)):
+            for at in self._order(self._fault_points(faults)):
                 if self._is_over():
                     return
                 self.report.faults += 1
@@ -301,7 +301,7 @@ class _Explorer:
                 images = [*after[at % faults.images_every :: faults.images_every], disk.images[-1]]
                 self._crash_everywhere(images, history, depth, f"{kind} at {at}, ")
 
-    def _places(self, faults: Faults) -> list[int]:
+    def _fault_points(self, faults: Faults) -> list[int]:
         if not faults.operations:
             return list(range(1, self.report.operations + 1, faults.every))
         named = [at for at, label in self._labels.items() if label.split()[0] in faults.operations]

@@ -113,9 +113,9 @@ def apply(content: bytearray, change: Change) -> None:
 
 def apply_name(names: dict[str, int], change: NameChange) -> None:
     """Change the names of a folder."""
-    name, node, gone = change
-    if gone is not None:
-        names.pop(gone, None)
+    name, node, old_name = change
+    if old_name is not None:
+        names.pop(old_name, None)
     if node is None:
         names.pop(name, None)
     else:

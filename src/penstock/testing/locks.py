@@ -43,15 +43,15 @@ class LockOrderChecker:
         if self.violations:
             raise self.violations[0]
 
-    def held(self) -> list[str]:
+    def lock_names(self) -> list[str]:
         """Return the names of the watched locks that this thread holds, in the order it acquired them."""
         return [watched.name for watched in self._stack()]
 
     def check_io(self, operation: str, *, allowed: frozenset[str] = frozenset()) -> None:
         """Report a violation if this thread holds a lock that is not `allowed`. Call it where I/O happens."""
-        held = [name for name in self.held() if name not in allowed]
-        if held:
-            self._report(f"{operation} with {' and '.join(held)} held at {_where()}")
+        names = [name for name in self.lock_names() if name not in allowed]
+        if names:
+            self._report(f"{operation} with {' and '.join(names)} held at {_where()}")
 
     def order(self) -> dict[str, set[str]]:
         """Return, for each lock, the locks that were acquired while it was held."""
@@ -67,23 +67,23 @@ class LockOrderChecker:
             stack = self._threads.stack = []
         return stack
 
-    def _before(self, taking: _WatchedLock) -> None:
-        for held in self._stack():
-            if held is taking:
-                self._report(f"{taking.name} taken twice by one thread at {_where()}: it would wait for itself")
-            self._follow(held.name, taking.name)
+    def _before(self, inner: _WatchedLock) -> None:
+        for outer in self._stack():
+            if outer is inner:
+                self._report(f"{inner.name} taken twice by one thread at {_where()}: it would wait for itself")
+            self._follow(outer.name, inner.name)
 
-    def _follow(self, held: str, taking: str) -> None:
+    def _follow(self, outer: str, inner: str) -> None:
         with self._mutex:
-            followers = self._followers.setdefault(held, {})
-            if taking in followers:
+            followers = self._followers.setdefault(outer, {})
+            if inner in followers:
                 return
-            way = self._way(taking, held)
+            way = self._way(inner, outer)
             if way is None:
-                followers[taking] = _where()
+                followers[inner] = _where()
                 return
-        known = ", ".join(f"{taken} under {under} at {where}" for under, taken, where in way)
-        self._report(f"{taking} taken under {held} at {_where()}, against the order already seen: {known or 'itself'}")
+        chain = ", ".join(f"{taken} under {under} at {where}" for under, taken, where in way)
+        self._report(f"{inner} taken under {outer} at {_where()}, against the order already seen: {chain or 'itself'}")
 
     def _way(self, start: str, end: str) -> list[tuple[str, str, str]] | None:
         """Return the recorded acquisitions that lead from `start` to `end`, or None."""

@@ -35,19 +35,19 @@ def free_ports(count: int) -> list[int]:
     """Return ports of loopback that nobody uses now."""
     chance, ports = system_random(), list[int]()
     while len(ports) < count:
-        port = 10_000 + int(chance.random() * 22_000)  # below those that the system gives to whoever connects
+        port = 10_000 + int(chance.random() * 22_000)  # below those that the system gives to clients
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             ports += [port] if port not in ports else []
     return ports
 
 
-def await_true(find: Callable[[], T], what: str = "it", timeout_s: float = PATIENCE_S) -> T:
+def await_true(find: Callable[[], T], event: str = "it", timeout_s: float = PATIENCE_S) -> T:
     """Call until the result is true, and return it."""
     deadline = time.monotonic() + timeout_s
-    while not (found := find()):
-        assert time.monotonic() < deadline, f"{what} did not come about within {timeout_s:g} s"
+    while not (result := find()):
+        assert time.monotonic() < deadline, f"{event} did not come about within {timeout_s:g} s"
         time.sleep(0.01)
-    return found
+    return result
 
 
 class LocalCluster:
@@ -128,7 +128,7 @@ class LocalCluster:
         return [name for name in self.members if name != leader]
 
     def write(self, act: Callable[[Store], T]) -> T:
-        """Do something with the store of whoever leads, until it goes through."""
+        """Call `act` with the leader's store, again until it succeeds."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:

@@ -166,14 +166,14 @@ class SimulatedCluster:
             self._take(0)
             self.done["lost"] += 1
 
-    def _take(self, place: int) -> tuple[str, str, bytes]:
-        message = self.messages.pop(place)
+    def _take(self, index: int) -> tuple[str, str, bytes]:
+        message = self.messages.pop(index)
         self.waiting[message[:2]] -= 1
         return message
 
-    def deliver(self, place: int) -> None:
+    def deliver(self, index: int) -> None:
         """Deliver one message, if its way is open and its receiver runs."""
-        sender, receiver, data = self._take(place)
+        sender, receiver, data = self._take(index)
         raft = self.members[receiver].raft
         if raft is not None and (sender, receiver) not in self.blocked:
             raft.receive(sender, unpack(data))
@@ -221,39 +221,39 @@ class SimulatedCluster:
             self.done["proposed"] += 1
 
     def _fault(self) -> None:
-        what = self.random.choice(
+        fault = self.random.choice(
             ("crash", "crash", "start", "block", "open", "double", "lose", "all", "cut", "cut", "wipe")
         )
-        self.done[what] += 1
+        self.done[fault] += 1
         member = self.members[self.random.choice(self.names)]
         mode = self.random.choice(("strict", "torn", "kept"))
-        if what == "crash" and member.raft is not None:
+        if fault == "crash" and member.raft is not None:
             member.crash(mode)
-        elif what == "start" and member.raft is None:
+        elif fault == "start" and member.raft is None:
             member.start()
-        elif what == "cut" and member.log is not None:
+        elif fault == "cut" and member.log is not None:
             member.cut()
-        elif what == "wipe":
+        elif fault == "wipe":
             self._wipe(member)
-        elif what == "block":
+        elif fault == "block":
             sender, receiver = self.random.sample(self.names, 2)
             self.blocked |= (
                 {(sender, receiver)} if self.random.random() < 0.5 else {(sender, receiver), (receiver, sender)}
             )
-        elif what == "open":
+        elif fault == "open":
             self.blocked.clear()
-        elif what == "double" and self.messages:
+        elif fault == "double" and self.messages:
             self.post(*self.random.choice(self.messages))
-        elif what == "lose" and self.messages:
+        elif fault == "lose" and self.messages:
             self._take(self.random.randrange(len(self.messages)))
-        elif what == "all":
+        elif fault == "all":
             for each in self.members.values():
                 if each.raft is not None:
                     each.crash(mode)
                 each.start()
 
     def _wipe(self, member: SimulatedMember) -> None:
-        """Let a member lose its disk, if all others have theirs: more is more than a cluster can stand."""
+        """Let a member lose its disk, if all others have theirs: of three members, only one may lose it."""
         if all(other.is_member for other in self.members.values() if other is not member):
             if member.raft is not None:
                 member.crash("kept")
@@ -261,7 +261,7 @@ class SimulatedCluster:
             self.done["wiped"] += 1
 
     def install_snapshots(self) -> None:
-        """Let members that were told to take a snapshot do so, where their leader can be reached."""
+        """Let members that need a snapshot take it, where their leader can be reached."""
         for member in self.members.values():
             leader = None if member.raft is None else self.members.get(member.raft.snapshot_from or "")
             if leader is None or leader.raft is None or not leader.raft._isLeader():
@@ -271,7 +271,7 @@ class SimulatedCluster:
                 self.done["installed"] += 1
 
     def heal(self, ticks: int = 3_000) -> None:
-        """Start every member, open every way, and run until all have the same; then check what was acknowledged."""
+        """Start and connect all members, and run until they agree; then check what was acknowledged."""
         self.blocked.clear()
         for member in self.members.values():
             if member.raft is None:
@@ -306,9 +306,9 @@ class SimulatedCluster:
                 for entry in member.log.entries(first, 1 << 20):
                     if entry.index > member.log.committed:
                         break
-                    known = self.committed.setdefault(entry.index, (entry.term, entry.command))
-                    if known != (entry.term, entry.command):
-                        raise Violation(f"{name} has committed another entry {entry.index}: {entry}, not {known}")
+                    original = self.committed.setdefault(entry.index, (entry.term, entry.command))
+                    if original != (entry.term, entry.command):
+                        raise Violation(f"{name} has committed another entry {entry.index}: {entry}, not {original}")
                     first = entry.index + 1
             self._checked[name] = member.log.committed
 

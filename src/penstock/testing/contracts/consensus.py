@@ -85,23 +85,23 @@ class ConsensusContract(ABC):
         assert consensus.propose([b"two"]) == 2
 
     def test_what_was_told_is_durable(self, bench: ConsensusBench) -> None:
-        told: list[tuple[int, bytes]] = []
+        acknowledged: list[tuple[int, bytes]] = []
         for crash in range(3):
             consensus = bench.open()
-            assert _all(consensus) == told
-            assert consensus.committed == len(told)
+            assert _all(consensus) == acknowledged
+            assert consensus.committed == len(acknowledged)
             for number in range(3):
                 body = b"%d of %d" % (number, crash)
-                told.append((consensus.propose([body]), body))
+                acknowledged.append((consensus.propose([body]), body))
             bench.crash()
         consensus = bench.open()
-        assert _all(consensus) == told
+        assert _all(consensus) == acknowledged
         consensus.close()
 
     def test_a_barrier_is_at_or_past_what_was_told(self, consensus: Consensus) -> None:
         for _ in range(3):
-            told = consensus.propose([b"x"])
-            assert consensus.barrier() >= told
+            lsn = consensus.propose([b"x"])
+            assert consensus.barrier() >= lsn
 
     def test_it_goes_on_where_it_was_closed(self, bench: ConsensusBench) -> None:
         incarnations = []
@@ -117,13 +117,13 @@ class ConsensusContract(ABC):
     @pytest.mark.parametrize("end", ["close", "crash"])
     def test_an_incarnation_is_used_once(self, bench: ConsensusBench, end: str) -> None:
         """Even if nothing was written in it."""
-        seen: list[int] = []
+        incarnations: list[int] = []
         for _ in range(4):
             consensus = bench.open()
-            seen.append(consensus.incarnation)
+            incarnations.append(consensus.incarnation)
             consensus.propose([b"x"])
             consensus.close() if end == "close" else bench.crash()
-        assert seen == sorted(set(seen))
+        assert incarnations == sorted(set(incarnations))
 
     def test_a_failure_poisons_until_it_recovers(self, bench: ConsensusBench) -> None:
         consensus = bench.open()

@@ -148,9 +148,9 @@ class FileSystemContract(ABC):
 
         def write(number: int) -> None:
             try:
-                for place in range(number, 400, 4):
-                    file.pwrite(bytes([number]) * 16, place * 16)
-                    assert file.pread(16, place * 16) == bytes([number]) * 16
+                for block in range(number, 400, 4):
+                    file.pwrite(bytes([number]) * 16, block * 16)
+                    assert file.pread(16, block * 16) == bytes([number]) * 16
                     file.fdatasync()
             except BaseException as error:
                 errors.append(error)
@@ -161,7 +161,7 @@ class FileSystemContract(ABC):
         for thread in threads:
             thread.join(60)
         assert errors == []
-        assert file.pread(400 * 16, 0) == b"".join(bytes([place % 4]) * 16 for place in range(400))
+        assert file.pread(400 * 16, 0) == b"".join(bytes([block % 4]) * 16 for block in range(400))
 
     # -- open and closed
 

@@ -98,14 +98,14 @@ class ManifestEngineContract(ABC):
         engine = engines.open()
         _fill(engine, b"a")
         begun, written = threading.Event(), threading.Event()
-        seen: list[list[bytes]] = []
+        scans: list[list[bytes]] = []
 
         def read() -> None:
             with engine.read() as view:
-                seen.append([key for key, _ in view.scan("db")])
+                scans.append([key for key, _ in view.scan("db")])
                 begun.set()
                 assert written.wait(10)
-                seen.append([key for key, _ in view.scan("db")])
+                scans.append([key for key, _ in view.scan("db")])
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -113,7 +113,7 @@ class ManifestEngineContract(ABC):
         _fill(engine, b"b")
         written.set()
         reader.join(10)
-        assert seen == [[b"a"], [b"a"]]
+        assert scans == [[b"a"], [b"a"]]
 
     def test_a_read_may_hold_another(self, engines: ManifestEngineBench) -> None:
         engine = engines.open()

@@ -100,9 +100,9 @@ class PortContract(ABC):
             (_name(), "kv", 1, b"\xc1"),
             (_name(), "queue", 1, b"\xc1"),
         ]
-        for name, kind, shards, given in wrong:
+        for name, kind, shards, table_options in wrong:
             with pytest.raises(Invalid):
-                port.create(name, kind, shards, given)
+                port.create(name, kind, shards, table_options)
         assert port.tables() == before
 
     def test_options_are_altered(self, port: Port) -> None:
@@ -319,14 +319,14 @@ class PortContract(ABC):
         table.put(b"a", b"2")
         table.put(b"b", b"2")
         port.drop(doomed.name)
-        made = make_kv(port, _name())
+        new = make_kv(port, _name())
         port.flush(None)
         assert list(snapshot.scan(partition, b"", None, False)) == [(b"a", b"1")]
         assert snapshot.lookup(partitions_of(doomed)[0], b"a") == b"kept"
         assert snapshot.table(doomed.name) == doomed
-        assert snapshot.table(made.name) is None
+        assert snapshot.table(new.name) is None
         with pytest.raises(NotFound):
-            snapshot.lookup(partitions_of(made)[0], b"a")
+            snapshot.lookup(partitions_of(new)[0], b"a")
         later = port.snapshot()
         assert later.lsn > snapshot.lsn
         assert later.time_us() >= snapshot.time_us()
@@ -358,7 +358,7 @@ class PortContract(ABC):
 
     # -- files that another process built
 
-    def _built(self, opened: OpenPort, place: StagedFile, rows: dict[bytes, bytes]) -> StagedFile:
+    def _build(self, opened: OpenPort, file: StagedFile, rows: dict[bytes, bytes]) -> StagedFile:
         """Build an sstable, as another process does."""
         keys = sorted(rows)
         whole = Columns.of(
@@ -368,22 +368,22 @@ class PortContract(ABC):
             np.full(len(keys), PUT, np.uint8),
             np.full(len(keys), NEVER, np.int64),
         )
-        identity = ChunkIdentity(store=opened.identity, chunk_id=place.chunk_id)
-        writer = SstableWriter(OsFileSystem(), f"{opened.root}/{place.file_name}", identity)
+        identity = ChunkIdentity(store=opened.identity, chunk_id=file.chunk_id)
+        writer = SstableWriter(OsFileSystem(), f"{opened.root}/{file.file_name}", identity)
         writer.append(whole)
         writer.finish()
-        return sealed(OsFileSystem(), opened.root, place)
+        return sealed(OsFileSystem(), opened.root, file)
 
     def test_files_are_staged_and_accepted(self, opened: OpenPort) -> None:
         port = opened.port
         info = make_kv(port, _name())
         (partition,), table, producer = partitions_of(info), table_of(port, info), _name()
         table.put(b"a", b"old")
-        places = port.stage(partition, 2, 60.0)
-        assert len({place.chunk_id for place in places} | {place.file_name for place in places}) == 4
+        staged = port.stage(partition, 2, 60.0)
+        assert len({file.chunk_id for file in staged} | {file.file_name for file in staged}) == 4
         files = [
-            self._built(opened, places[0], {b"a": b"1", b"b": b"2"}),
-            self._built(opened, places[1], {b"c": b"3"}),
+            self._build(opened, staged[0], {b"a": b"1", b"b": b"2"}),
+            self._build(opened, staged[1], {b"c": b"3"}),
         ]
         for expected in (Verdict.ACCEPTED, Verdict.DUPLICATE):
             group = PendingGroup(encode_condition(Condition((producer, 1))))
@@ -398,7 +398,7 @@ class PortContract(ABC):
         info, other = make_kv(port, _name(), 2), make_kv(port, _name())
         partition = partitions_of(info)[0]
         built, unbuilt = port.stage(partition, 2, 60.0)
-        good = self._built(opened, built, {b"a": b"1"})
+        good = self._build(opened, built, {b"a": b"1"})
         wrong = [
             unbuilt,
             StagedFile(good.chunk_id, good.file_name, good.size_bytes, bytes(32)),
@@ -407,9 +407,9 @@ class PortContract(ABC):
             StagedFile(good.chunk_id, "../STORE", good.size_bytes, good.digest),
         ]
 
-        def commit_and_wait(place: PartitionId, file: StagedFile) -> None:
+        def commit_and_wait(target: PartitionId, file: StagedFile) -> None:
             group = PendingGroup()
-            port.accept(group, place, [file])
+            port.accept(group, target, [file])
             port.commit_and_wait(group, 100)
 
         for file in wrong:
@@ -481,10 +481,10 @@ class PortContract(ABC):
             lambda: port.is_token_used(("p", 1)),
             port.snapshot,
         ]
-        for place, act in enumerate(acts):
+        for number, act in enumerate(acts):
             try:
                 act()
             except Closed:
                 continue
-            pytest.fail(f"call {place} was answered after the end")
+            pytest.fail(f"call {number} was answered after the end")
         ending.close()

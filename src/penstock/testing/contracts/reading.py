@@ -166,7 +166,7 @@ class ReadingContract(ABC):
         assert all(isinstance(lsn, int) for lsn in lsns)
 
     def test_messages(self, reading: Reading) -> None:
-        found: list[bytes] = []
+        payloads: list[bytes] = []
         for partition in self._shards(reading, "events"):
             rows = list(reading.scan(partition, b"", None, False))
             keys = [key for key, _ in rows]
@@ -177,9 +177,9 @@ class ReadingContract(ABC):
             assert reading.lookup_many(partition, keys[5:8]) == [value for _, value in rows[5:8]]
             assert reading.lookup(partition, bytes(8)) is None
             batches = list(reading.scan_arrow(partition, b"", None))
-            found += [value for batch in batches for value in batch.column("payload").to_pylist()]
+            payloads += [value for batch in batches for value in batch.column("payload").to_pylist()]
             assert sum(batch.num_rows for batch in batches) == len(rows)
-        assert sorted(found) == sorted(MESSAGES)
+        assert sorted(payloads) == sorted(MESSAGES)
 
     def test_what_is_not_there_is_not_found(self, reading: Reading, plain: PartitionId) -> None:
         acts: list[Callable[[PartitionId], object]] = [
@@ -222,7 +222,9 @@ class ReadingContract(ABC):
             whole = [batch.to_pylist() for batch in reading.scan_arrow(partition, b"", None)]
             pieces = reading.pieces(partition, count)
             assert all(piece.partition == partition for piece in pieces)
-            read = [batch.to_pylist() for one in pieces for batch in reading.scan_arrow(partition, one.start, one.end)]
+            read = [
+                batch.to_pylist() for piece in pieces for batch in reading.scan_arrow(partition, piece.start, piece.end)
+            ]
             assert list(itertools.chain(*read)) == list(itertools.chain(*whole))  # none twice, none missing
             assert all(one.end == other.start for one, other in itertools.pairwise(pieces))
 
@@ -230,8 +232,8 @@ class ReadingContract(ABC):
         if self.is_snapshot:
             read = [
                 row
-                for one in reading.pieces(plain, 3, b"k0100", b"k0200")
-                for row in rows_of(reading.scan_arrow(plain, one.start, one.end))
+                for piece in reading.pieces(plain, 3, b"k0100", b"k0200")
+                for row in rows_of(reading.scan_arrow(plain, piece.start, piece.end))
             ]
             assert read == _in(b"k0100", b"k0200")
             for count in (0, -1):

@@ -68,8 +68,8 @@ def _commit(store: Store | RemoteStore, info: TableInfo, kind: Any, loads: Seque
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     """Return batches as a table; of no batches, a table without columns."""
-    some = [batch for batch in batches if batch.num_rows]
-    return pa.Table.from_batches(some, None if some else pa.schema([]))
+    nonempty = [batch for batch in batches if batch.num_rows]
+    return pa.Table.from_batches(nonempty, None if nonempty else pa.schema([]))
 
 
 class AbilityContract:
@@ -184,7 +184,7 @@ class AbilityContract:
                 pieces = snapshot.pieces(NAME, 6)
                 self.sample.write_all(table, range(60, 70))
                 store.flush()
-                found = 0
+                rows_read = 0
                 for piece in pieces:
                     batches = kind.read_piece(piece, store.path, store.identity)
                     assert batches is not None, "the files can be read from here"
@@ -193,9 +193,9 @@ class AbilityContract:
                     assert kind.check_piece(piece, store.path, store.identity) == []
                     blind = kind.read_piece(piece, str(tmp_path / "elsewhere"), store.identity)
                     assert blind is None or _joined(blind).equals(there)  # a piece may carry its rows
-                    found += here.num_rows
+                    rows_read += here.num_rows
                 with store.snapshot() as late:
-                    assert found < scanned(kind, late._port).num_rows
+                    assert rows_read < scanned(kind, late._port).num_rows
 
     # -- Streamable
 
@@ -213,14 +213,14 @@ class AbilityContract:
                 first, last = source.offsets("earliest"), source.offsets("latest")
                 assert source.offsets(f"consumer:{consumer}") == first
                 assert sum(last[shard] - first[shard] for shard in first) == 12 == source.lag(consumer)
-                some = source.advance(first, 5, None)
-                assert 0 < sum(some[shard] - first[shard] for shard in first) <= 5
-                ranges = [(shard, first[shard], some[shard]) for shard in sorted(first)]
+                end = source.advance(first, 5, None)
+                assert 0 < sum(end[shard] - first[shard] for shard in first) <= 5
+                ranges = [(shard, first[shard], end[shard]) for shard in sorted(first)]
                 for duplicate in (False, True):
                     with reader.batch() as batch:
                         batch.require(*kind.move(info, consumer, ranges))
                     assert batch.duplicate is duplicate
-                assert source.offsets(f"consumer:{consumer}") == some
+                assert source.offsets(f"consumer:{consumer}") == end
                 wrong = [(shard, first[shard], last[shard]) for shard in sorted(first)]
                 rows = self.sample.rows(reader.table(NAME))
                 with pytest.raises(PositionConflict), reader.batch() as batch:

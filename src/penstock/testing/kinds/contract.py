@@ -53,11 +53,11 @@ class KindContract(AbilityContract):
 
     def test_what_it_cannot_do_is_one_clear_line(self) -> None:
         info = TableInfo(2, NAME, self.kind.name, 1, self.kind.options_default, 1)
-        asked: list[Callable[[Kind, TableInfo], Any]] = [as_streamable, as_loadable, as_replaceable]
-        for ask in [*asked, as_queryable, as_serviced]:
+        casts: list[Callable[[Kind, TableInfo], Any]] = [as_streamable, as_loadable, as_replaceable]
+        for cast in [*casts, as_queryable, as_serviced]:
             line = ""
             try:
-                assert ask(self.kind, info) is self.kind
+                assert cast(self.kind, info) is self.kind
             except KindMismatch as error:
                 line = str(error)
             assert not line or line.startswith(f"table {NAME} is of the kind {self.kind.name}, which ")
@@ -84,9 +84,9 @@ class KindContract(AbilityContract):
         for section in self.sample.sections:
             payload = self.kind.encode(section)
             assert self.kind.encode(self.kind.decode(payload)) == payload
-            received = self.kind.receive(payload, self.kind.options_default)
-            assert self.kind.encode(received) == payload
-            assert len(received) >= 0  # a section counts its rows
+            copy = self.kind.receive(payload, self.kind.options_default)
+            assert self.kind.encode(copy) == payload
+            assert len(copy) >= 0  # a section counts its rows
             assert self.kind.weight(payload) >= len(payload)
 
     def test_sections_that_break_a_rule_are_refused(self) -> None:
@@ -153,9 +153,9 @@ class KindContract(AbilityContract):
                 table, partition = self.sample.make(store), partitions_of(info_of(store.port))[0]
                 payloads = [self.kind.encode(section) for section in self.sample.sections]
                 sections = [self.kind.decode(payload) for payload in payloads]
-                for some in [sections] if together else [[section] for section in sections]:
+                for record in [sections] if together else [[section] for section in sections]:
                     group = PendingGroup()
-                    group.sections[partition] = tuple(some)
+                    group.sections[partition] = tuple(record)
                     store.flush(store.port.submit(group, sum(map(len, payloads))))
                 contents.append(self.sample.rows(table))
         assert contents[0] == contents[1]
@@ -253,13 +253,13 @@ class KindContract(AbilityContract):
                             self.sample.write(batch.table(name), number)
 
             writer = threads.spawn(write, name="contract-writer")
-            seen: list[int] = []
-            while writer.is_alive() or not seen:
+            row_counts: list[int] = []
+            while writer.is_alive() or not row_counts:
                 for reading in (store, client):
                     with reading.snapshot() as snapshot:
                         rows = [self.sample.rows(snapshot.table(name)) for name in ("one", "other")]
                         assert rows[0] == rows[1]
-                        seen.append(len(rows[0]))
+                        row_counts.append(len(rows[0]))
             writer.join()
             for reading in (store, client):
                 assert self.sample.rows(reading.table("one")) == self.sample.expected(range(20))

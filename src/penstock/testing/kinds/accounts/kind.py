@@ -137,8 +137,8 @@ class AccountsKind(Kind, Loadable, Queryable):
     ) -> Iterator[Any]:
         prefix = _queries.decode(argument).prefix.encode()
         rows = heapq.merge(*(_balances(shard, prefix, context) for shard in shards))
-        while some := list(islice(rows, BATCH_ACCOUNTS)):
-            yield pa.record_batch([list(column) for column in zip(*some, strict=True)], schema=BALANCES)
+        while page := list(islice(rows, BATCH_ACCOUNTS)):
+            yield pa.record_batch([list(column) for column in zip(*page, strict=True)], schema=BALANCES)
 
 
 def _balances(shard: AccountsSnapshot, prefix: bytes, context: QueryContext) -> Iterator[tuple[str, int, int]]:

@@ -98,9 +98,9 @@ class AccountsTable(AccountsReader, WritableTable):
     def transfer(self, source: str, target: str, amount: int, *, durable: bool | None = None) -> Epoch:
         """Move an amount from one account to another, atomically."""
         delta = PendingDelta()
-        for account, some in ((source, -amount), (target, amount)):
-            name, some = section.check(account, some)
-            section.book(delta, self._partition(name), name, some)
+        for account, change in ((source, -amount), (target, amount)):
+            name, change = section.check(account, change)
+            section.book(delta, self._partition(name), name, change)
         group = PendingGroup()
         group.sections = delta.groups[0].sections
         return self._end(self._port.submit(group, 2 * section.BOOKING_BYTES + len(source) + len(target)), durable)
