@@ -45,25 +45,25 @@ def ratio_bars(ratios: Sequence[tuple[str, float]]) -> str:
     high = math.log10(max(10.0, *(ratio for _, ratio in ratios)) * 2.5)
     room = WIDTH - LABEL_WIDTH - 10
 
-    def place(value: float) -> float:
+    def x_of(value: float) -> float:
         return LABEL_WIDTH + room * (math.log10(value) - low) / (high - low)
 
     height = BAR_HEIGHT * len(ratios) + 40
     body = []
     for exponent in range(math.ceil(low), math.floor(high) + 1):
-        x = place(10.0**exponent)
+        x = x_of(10.0**exponent)
         label = _text(x, height - 2, f"{10.0**exponent:g} x", anchor="middle" if x < WIDTH - 30 else "end")
         body += [_line(x, 20, x, height - 16), label]
     for at, (name, ratio) in enumerate(ratios):
         y = 24 + at * BAR_HEIGHT
-        left, right = sorted((place(1.0), place(ratio)))
+        left, right = sorted((x_of(1.0), x_of(ratio)))
         colour = WIN if ratio >= 1 else LOSE
         body += [
             _text(LABEL_WIDTH - 8, y + 12, name if len(name) < 62 else f"{name[:60]}…", anchor="end"),
             f'<rect x="{left:.1f}" y="{y}" width="{max(right - left, 1):.1f}" height="15" fill="{colour}"/>',
             _text(right + 4, y + 12, f"{ratio:.2f}"),
         ]
-    body.append(_line(place(1.0), 20, place(1.0), height - 16, colour=TEXT, width=1.5))
+    body.append(_line(x_of(1.0), 20, x_of(1.0), height - 16, colour=TEXT, width=1.5))
     return _document(height, body)
 
 

@@ -191,14 +191,14 @@ def main() -> bool:
         Case(name="write, all synced by the final flush", run=writes_to_file),
     ]
     goals = []
-    for threads, count, wanted in ((1, 2_000, 0.9), (16, 8_000, 0.8), (64, 12_800, 0.6)):
+    for threads, count, ratio in ((1, 2_000, 0.9), (16, 8_000, 0.8), (64, 12_800, 0.6)):
         name = f"durable write, {threads} threads"
         cases += [
             Case(name=name, run=partial(durable, threads, count)),
             Case(name=f"LevelDB, {threads} threads", run=partial(durable_leveldb, threads, count), peer_of=name),
             Case(name=f"a mutex, {threads} threads", run=partial(durable_mutex, threads, count // 4), peer_of=name),
         ]
-        goals.append(Goal(ours=name, ratio=wanted))
+        goals.append(Goal(ours=name, ratio=ratio))
     name = f"durable, awaited once per {WINDOW}"
     cases += [
         Case(name=name, run=lambda: durable(1, 128_000, WINDOW)),

@@ -97,20 +97,20 @@ def main() -> bool:
         store = ends.enter_context(penstock.open(path, keys={1: b"k" * 32}))
         for kind in KINDS:
             load(store, kind)
-        for what, make in (("get", gets), ("scan", scans), ("put until durable", puts)):
+        for operation, make in (("get", gets), ("scan", scans), ("put until durable", puts)):
             for kind in KINDS:
                 if kind != PLAIN:
-                    cases.append(Case(name=f"{what}, {kind}", run=make(store, kind)))
-                    peer = f"{what}, {PLAIN} ({kind})"
-                    cases.append(Case(name=peer, run=make(store, PLAIN), peer_of=f"{what}, {kind}"))
+                    cases.append(Case(name=f"{operation}, {kind}", run=make(store, kind)))
+                    peer = f"{operation}, {PLAIN} ({kind})"
+                    cases.append(Case(name=peer, run=make(store, PLAIN), peer_of=f"{operation}, {kind}"))
         goals = [Goal(ours=f"get, {SEALED}", ratio=0.5), Goal(ours=f"put until durable, {SEALED}", ratio=0.5)]
-        held = run("crypto", cases, goals)
+        gates_met = run("crypto", cases, goals)
         for kind in KINDS:
             info = store.port.table(table_name(kind))
             assert info is not None
             size = sum(file.stat().st_size for file in Path(path, "tables", str(info.table_id)).rglob("*.sst"))
             print(f"{kind}: {size / ROWS:.0f} bytes a row in sstables")
-    return held
+    return gates_met
 
 
 if __name__ == "__main__":

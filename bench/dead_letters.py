@@ -116,9 +116,9 @@ def main() -> bool:
                 Case(name=f"{route.__name__}, none broken", run=partial(stream, "none", route), peer_of=name),
             ]
             goals.append(Goal(ours=name, ratio=1 / 3, gate=True))
-        held = run("dead-letters", cases, goals)
+        gates_met = run("dead-letters", cases, goals)
     spark.stop()
-    return held
+    return gates_met
 
 
 if __name__ == "__main__":

@@ -157,9 +157,9 @@ def took_s(work: Callable[[], object]) -> float:
 
 def memory_mb() -> Figures:
     """Of this process: all that is resident, mapped files too, and what is not backed by files."""
-    wanted = {"VmRSS": "rss_mb", "RssAnon": "anonymous_mb"}
+    columns = {"VmRSS": "rss_mb", "RssAnon": "anonymous_mb"}
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return {wanted[name[:-1]]: int(rest[0]) / 1_024 for name, *rest in lines if name[:-1] in wanted}
+    return {columns[name[:-1]]: int(rest[0]) / 1_024 for name, *rest in lines if name[:-1] in columns}
 
 
 def open_times(name: str, path: str) -> Figures:
@@ -199,14 +199,14 @@ def put_step(database: Database, first: int, last: int) -> float:
 
 def read_step(database: Database, count: int) -> Figures:
     chance = random.Random(count)
-    asked = [key_of(chance.randrange(count)) for _ in range(GETS)]
+    keys = [key_of(chance.randrange(count)) for _ in range(GETS)]
 
     def gets() -> None:
-        for key in asked:
+        for key in keys:
             assert database.get(key) is not None
 
     def short_scans() -> None:
-        for key in asked[:SHORT_SCANS]:
+        for key in keys[:SHORT_SCANS]:
             for _ in islice(database.scan(key), SHORT_ROWS):
                 pass
 
@@ -221,12 +221,12 @@ def read_step(database: Database, count: int) -> Figures:
     }
 
 
-def work(name: str, path: str, asked: Connection) -> None:
+def work(name: str, path: str, connection: Connection) -> None:
     """Do what the other end asks for, until it hangs up."""
     database: Database | None = None
     with suppress(EOFError):
         while True:
-            command, *arguments = asked.recv()
+            command, *arguments = connection.recv()
             figures: Figures = {}
             if command == "open times":
                 figures = open_times(name, path)
@@ -247,7 +247,7 @@ def work(name: str, path: str, asked: Connection) -> None:
             elif command == "close" and database is not None:
                 figures["close_ms"] = took_s(database.close) * 1e3
                 database = None
-            asked.send(figures)
+            connection.send(figures)
 
 
 # -- watching
@@ -256,10 +256,10 @@ def work(name: str, path: str, asked: Connection) -> None:
 def disk_bytes(path: str) -> int:
     """What the files below a folder occupy; those that go while we look count as gone."""
     total = 0
-    for place, _, names in os.walk(path):
+    for parent, _, names in os.walk(path):
         for name in names:
             with suppress(FileNotFoundError):
-                total += os.lstat(f"{place}/{name}").st_blocks * 512
+                total += os.lstat(f"{parent}/{name}").st_blocks * 512
     return total
 
 

@@ -82,7 +82,7 @@ class Figure:
     gate: bool = False
 
     @property
-    def held(self) -> bool:
+    def is_met(self) -> bool:
         """Whether it is within what was wanted; NaN is not."""
         return (self.most is None or self.value <= self.most) and (self.least is None or self.value >= self.least)
 
@@ -137,43 +137,45 @@ def run(title: str, cases: Sequence[Case], goals: Sequence[Goal] = (), *, rounds
     for case in cases:
         against = f"{medians[case.peer_of] / medians[case.name]:8.2f} x" if case.peer_of else ""
         print(f"  {case.name:<48} {medians[case.name]:>16,.1f} {case.unit:<10} {against}")
-    held = [_judge(goal, cases, medians) for goal in goals]
+    judgements = [_judge(goal, cases, medians) for goal in goals]
     write(
         title,
         rounds=rounds,
         cases=[{"name": case.name, "unit": case.unit, "peer_of": case.peer_of} for case in cases],
         figures=figures,
         medians=medians,
-        goals=[{**asdict(goal), "measured": ratio, "held": ok} for goal, (ratio, ok) in zip(goals, held, strict=True)],
+        goals=[
+            {**asdict(goal), "measured": ratio, "held": ok} for goal, (ratio, ok) in zip(goals, judgements, strict=True)
+        ],
     )
-    return all(ok or not goal.gate for goal, (_, ok) in zip(goals, held, strict=True))
+    return all(ok or not goal.gate for goal, (_, ok) in zip(goals, judgements, strict=True))
 
 
 def _judge(goal: Goal, cases: Sequence[Case], medians: dict[str, float]) -> tuple[float, bool]:
     best = max(medians[case.name] for case in cases if case.peer_of == goal.ours and goal.peer in case.name)
     ratio = medians[goal.ours] / best
-    held = ratio >= goal.ratio
+    is_met = ratio >= goal.ratio
     word = "gate" if goal.gate else "goal"
     peer = goal.peer or "the best peer"
-    print(f"  {word}: {goal.ours} at least {goal.ratio:.3g} of {peer}: {ratio:.2f} {'held' if held else 'MISSED'}")
-    return ratio, held
+    print(f"  {word}: {goal.ours} at least {goal.ratio:.3g} of {peer}: {ratio:.2f} {'held' if is_met else 'MISSED'}")
+    return ratio, is_met
 
 
 def tell(title: str, figures: Sequence[Figure], **more: Any) -> bool:
     """Print figures by themselves and write them to `results/<title>.json`; whether every gate held."""
     print(f"\n{title}")
     for figure in figures:
-        wanted = (
+        bound = (
             f"at most {figure.most:g}"
             if figure.most is not None
             else f"at least {figure.least:g}"
             if figure.least
             else ""
         )
-        word = f"{'gate' if figure.gate else 'goal'}: {wanted}: {'held' if figure.held else 'MISSED'}" if wanted else ""
+        word = f"{'gate' if figure.gate else 'goal'}: {bound}: {'held' if figure.is_met else 'MISSED'}" if bound else ""
         print(f"  {figure.name:<64} {figure.value:>16,.2f} {figure.unit:<8} {word}")
-    write(title, numbers=[{**asdict(figure), "held": figure.held} for figure in figures], **more)
-    return all(figure.held or not figure.gate for figure in figures)
+    write(title, numbers=[{**asdict(figure), "held": figure.is_met} for figure in figures], **more)
+    return all(figure.is_met or not figure.gate for figure in figures)
 
 
 def write(title: str, **content: Any) -> None:

@@ -216,10 +216,10 @@ def touch_rows(rows: Any) -> int:
 def beside(name: str, count: int, works: Mapping[str, Work]) -> list[Case]:
     """A case of ours (the first) and its peers, all warmed."""
     cases: list[Case] = []
-    for who, work in works.items():
+    for library, work in works.items():
         work()
         peer = None if not cases else name
-        title = name if peer is None else f"{name}: {who}"
+        title = name if peer is None else f"{name}: {library}"
         cases.append(Case(name=title, run=partial(rate, count, work), peer_of=peer))
     return cases
 
@@ -229,8 +229,8 @@ def bench_reads() -> bool:
     with loaded() as (keys, databases):
         one, four = databases["one"].tree, databases["four"].tree
         level, rocks, transaction = databases["plyvel"], databases["rocksdict"], databases["lmdb"]
-        some = chance.sample(keys, GETS)
-        absent = [chance.randbytes(16) for _ in some]
+        present = chance.sample(keys, GETS)
+        absent = [chance.randbytes(16) for _ in present]
         gets = {"ours": one.get, "plyvel": level.get, "rocksdict": rocks.get}
         starts = chance.sample(range(len(keys) - 101), 1_000)
         ranges = [(keys[at], keys[at + 100]) for at in starts]
@@ -239,26 +239,32 @@ def bench_reads() -> bool:
             "rocksdict": lambda start, end: list(islice(rocks.items(from_key=start), 100)),
         }
         cases = [
-            *beside("get hit", GETS, {who: get_all(get, some) for who, get in gets.items()}),
-            *beside("get miss", GETS, {who: get_all(get, absent) for who, get in gets.items()}),
+            *beside("get hit", GETS, {library: get_all(get, present) for library, get in gets.items()}),
+            *beside("get miss", GETS, {library: get_all(get, absent) for library, get in gets.items()}),
             *beside(
-                "get hit, against lmdb", GETS, {"ours": get_all(one.get, some), "lmdb": get_all(transaction.get, some)}
+                "get hit, against lmdb",
+                GETS,
+                {"ours": get_all(one.get, present), "lmdb": get_all(transaction.get, present)},
             ),
-            *beside(f"get hit, {THREADS} threads", GETS, {who: get_by_threads(get, some) for who, get in gets.items()}),
+            *beside(
+                f"get hit, {THREADS} threads",
+                GETS,
+                {library: get_by_threads(get, present) for library, get in gets.items()},
+            ),
             *beside(
                 "100 rows, one level",
                 len(ranges),
                 {
-                    who: scan_all(scan, ranges)
-                    for who, scan in {"ours": lambda a, b: list(one.scan(a, b)), **hundreds}.items()
+                    library: scan_all(scan, ranges)
+                    for library, scan in {"ours": lambda a, b: list(one.scan(a, b)), **hundreds}.items()
                 },
             ),
             *beside(
                 "100 rows, four runs",
                 len(ranges),
                 {
-                    who: scan_all(scan, ranges)
-                    for who, scan in {"ours": lambda a, b: list(four.scan(a, b)), **hundreds}.items()
+                    library: scan_all(scan, ranges)
+                    for library, scan in {"ours": lambda a, b: list(four.scan(a, b)), **hundreds}.items()
                 },
             ),
             *beside(
@@ -421,8 +427,8 @@ def write_raw(path: str, size: int) -> float:
 @contextmanager
 def in_memory(*paths: str) -> Iterator[list[tuple[str, ...]]]:
     """Copies of folders on a file system in memory, where there is one with room for them, their copies and outputs."""
-    wanted = 4 * sum(size_of(path) for path in paths)
-    if not os.path.isdir(MEMORY_FOLDER) or shutil.disk_usage(MEMORY_FOLDER).free < wanted:
+    bytes_needed = 4 * sum(size_of(path) for path in paths)
+    if not os.path.isdir(MEMORY_FOLDER) or shutil.disk_usage(MEMORY_FOLDER).free < bytes_needed:
         yield []
         return
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
@@ -469,8 +475,8 @@ def bench_writes() -> bool:
                 Case(name=f"{MEMORY_MB_MAX} MB", run=lambda: 1 / MEMORY_MB_MAX, peer_of=memory, unit="1/MB"),
             ]
             goals.append(Goal(ours=memory, ratio=1.0))
-            held = run("lsm-writes", cases, goals)
-        return bench_latency(large) and held
+            gates_met = run("lsm-writes", cases, goals)
+        return bench_latency(large) and gates_met
 
 
 # -- reads beside a compaction

@@ -57,13 +57,13 @@ class Line:
     """One figure of the page, with what it was to be."""
 
     title: str  # of the benchmark
-    what: str
+    figure: str
     ours: str
     peer: str
     ratio: float | None  # ours to the best peer; None where a figure stands by itself
     spread: tuple[float, float] | None = None  # the lowest and the highest ratio of a round, where rounds are recorded
-    wanted: str
-    held: bool
+    goal: str
+    is_met: bool
     gate: bool
 
 
@@ -91,26 +91,26 @@ def lines_of(report: dict[str, Any]) -> Iterator[Line]:
         goals = [goal for goal in report["goals"] if goal["ours"] == case["name"]]
         yield Line(
             title=title,
-            what=case["name"],
+            figure=case["name"],
             ours=amount(ours, case["unit"]),
             peer=f"{best['name'].removeprefix(case['name'] + ': ')}: {amount(theirs, best['unit'])}",
             ratio=ours / theirs,
             spread=_spread(report, case["name"], best["name"]),
-            wanted=", ".join(_wanted(goal) for goal in goals),
-            held=all(goal["held"] for goal in goals),
+            goal=", ".join(_goal_text(goal) for goal in goals),
+            is_met=all(goal["held"] for goal in goals),
             gate=any(goal["gate"] and not goal["held"] for goal in goals),
         )
     for figure in report.get("numbers", ()):
         bounds = (("at most", figure["most"]), ("at least", figure["least"]))
-        wanted = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+        limits = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
         yield Line(
             title=title,
-            what=figure["name"],
+            figure=figure["name"],
             ours=amount(figure["value"], figure["unit"]),
             peer="",
             ratio=None,
-            wanted=wanted and f"{wanted}{' (gate)' if figure['gate'] else ''}{'' if figure['held'] else MISSED}",
-            held=figure["held"],
+            goal=limits and f"{limits}{' (gate)' if figure['gate'] else ''}{'' if figure['held'] else MISSED}",
+            is_met=figure["held"],
             gate=figure["gate"] and not figure["held"],
         )
 
@@ -122,7 +122,7 @@ def _spread(report: dict[str, Any], ours: str, peer: str) -> tuple[float, float]
     return (min(ratios), max(ratios)) if len(ratios) > 1 else None
 
 
-def _wanted(goal: dict[str, Any]) -> str:
+def _goal_text(goal: dict[str, Any]) -> str:
     """What a ratio should be, and whether it is not; of one peer among several, also what it is."""
     peer = f" of {goal['peer']}" if goal["peer"] else ""
     measured = f" and is {goal['measured']:.2f}" if goal["peer"] else ""
@@ -146,35 +146,35 @@ def table(lines: Sequence[Line], reasons: Reasons | None = None) -> list[str]:
         ratio = f"{line.ratio:.2f}" if line.ratio is not None else ""
         if line.spread is not None:
             ratio += f" ({line.spread[0]:.2f} to {line.spread[1]:.2f})"
-        row = [line.what, line.ours, line.peer, ratio, line.wanted]
+        row = [line.figure, line.ours, line.peer, ratio, line.goal]
         rows.append(row if reasons is None else [line.title, *row, reason(line, reasons) or NO_REASON])
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def reason(line: Line, reasons: Reasons) -> str:
     """Why a figure is as it is; empty if nobody has said."""
-    return reasons.get(line.title, {}).get(line.what, "")
+    return reasons.get(line.title, {}).get(line.figure, "")
 
 
 def loses(line: Line) -> bool:
     """Whether a peer is better, or what was wanted is missed."""
-    return not line.held or (line.ratio is not None and line.ratio < 1)
+    return not line.is_met or (line.ratio is not None and line.ratio < 1)
 
 
 def losing_lines(record: Sequence[dict[str, Any]]) -> list[Line]:
     """What is lost or missed: gates first, then goals, then what only a peer does better; the worst ratio first."""
     lines = [line for report in record for line in lines_of(report) if loses(line)]
-    return sorted(lines, key=lambda line: (not line.gate, line.held, line.ratio or 0.0, line.title, line.what))
+    return sorted(lines, key=lambda line: (not line.gate, line.is_met, line.ratio or 0.0, line.title, line.figure))
 
 
 def render(record: Sequence[dict[str, Any]], reasons: Reasons) -> str:
     """The page."""
     lines = {report["title"]: list(lines_of(report)) for report in record}
-    every = [line for some in lines.values() for line in some]
+    every = [line for group in lines.values() for line in group]
     losing = losing_lines(record)
     unexplained = sum(not reason(line, reasons) for line in losing)
-    places = list(dict.fromkeys(_where(report) for report in record))
-    gates = [line for line in every if "(gate)" in line.wanted]
+    machines = list(dict.fromkeys(_where(report) for report in record))
+    gates = [line for line in every if "(gate)" in line.goal]
     missed = [line for line in gates if line.gate]
     page = [
         "# Benchmarks",
@@ -186,7 +186,7 @@ def render(record: Sequence[dict[str, Any]], reasons: Reasons) -> str:
         "",
         f"{len(gates)} figures have gates, which must hold for a release; {len(gates) - len(missed)} hold theirs.",
         "",
-        *places,
+        *machines,
         "",
         "## Where a peer wins, or a goal is missed",
         "",
@@ -236,17 +236,17 @@ def charts(record: Sequence[dict[str, Any]]) -> dict[str, str]:
     """The charts of the page, by file name."""
     ratios = sorted(
         (
-            (f"{line.title}: {line.what}", line.ratio)
+            (f"{line.title}: {line.figure}", line.ratio)
             for report in record
             for line in lines_of(report)
             if line.ratio is not None
         ),
         key=lambda pair: pair[1],
     )
-    found = {"ratios.svg": ratio_bars(ratios)} if ratios else {}
+    files = {"ratios.svg": ratio_bars(ratios)} if ratios else {}
     for report in record:
         if report["title"] == "growth":
-            found["growth.svg"] = panels_of(
+            files["growth.svg"] = panels_of(
                 {
                     text: {
                         name: [(step["rows"], step.get(column, 0.0)) for step in steps]
@@ -256,14 +256,14 @@ def charts(record: Sequence[dict[str, Any]]) -> dict[str, str]:
                 }
             )
         if report["title"] == "soak":
-            found["soak.svg"] = panels_of(
+            files["soak.svg"] = panels_of(
                 {
                     text: {"": [(sample["s"] / 60, sample[name]) for sample in report["samples"]]}
                     for name, text in SOAK.items()
                 },
                 over_time=True,
             )
-    return found
+    return files
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
@@ -287,7 +287,7 @@ def main() -> None:
     print(f"docs/benchmarks.md: {len(record)} benchmarks")
     for line in losing_lines(record):
         if not reason(line, reasons):
-            print(f"  not explained in bench/reasons.toml: [{line.title}] {line.what!r}")
+            print(f"  not explained in bench/reasons.toml: [{line.title}] {line.figure!r}")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ START_S = 60.0
 def peer_binary(name: str = "prometheus") -> str | None:
     """Return the path of a program of Prometheus; None where there is none."""
     folder = os.environ.get("PENSTOCK_PEERS")
-    found = shutil.which(name, path=f"{folder}:{folder}/usr/bin") if folder else None
-    return found or shutil.which(name)
+    path = shutil.which(name, path=f"{folder}:{folder}/usr/bin") if folder else None
+    return path or shutil.which(name)
 
 
 def free_port() -> int:
@@ -74,11 +74,11 @@ def prometheus(folder: Path, *options: str) -> Iterator[int]:
 
 def varint(number: int) -> bytes:
     """Encode a number as protobuf does."""
-    made = bytearray()
+    data = bytearray()
     while number > 127:
-        made.append(number & 127 | 128)
+        data.append(number & 127 | 128)
         number >>= 7
-    return bytes([*made, number])
+    return bytes([*data, number])
 
 
 def field(number: int, data: bytes) -> bytes:

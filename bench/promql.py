@@ -80,75 +80,75 @@ QUERIES: tuple[tuple[str, tuple[int, int] | None], ...] = (  # None: an instant
 
 
 def label_sets() -> list[dict[str, str]]:
-    made: list[dict[str, str]] = []
+    series: list[dict[str, str]] = []
     for number in range(INSTANCES):
         base = {"instance": f"host-{number:03d}:9100", "job": f"job-{number % JOBS}"}
         for cpu in range(4):
-            made += [{"__name__": "node_cpu_seconds_total", "cpu": str(cpu), "mode": mode, **base} for mode in MODES]
+            series += [{"__name__": "node_cpu_seconds_total", "cpu": str(cpu), "mode": mode, **base} for mode in MODES]
         for handler in ("/", "/api", "/login", "/search", "/static"):
             for code in ("200", "404", "500"):
-                made.append({"__name__": "http_requests_total", "code": code, "handler": handler, **base})
+                series.append({"__name__": "http_requests_total", "code": code, "handler": handler, **base})
         for handler in ("/api", "/search"):
             name = "http_request_duration_seconds"
-            made += [{"__name__": f"{name}_bucket", "handler": handler, "le": le, **base} for le in BOUNDS]
-            made += [{"__name__": f"{name}_{suffix}", "handler": handler, **base} for suffix in ("sum", "count")]
-        made += [{"__name__": name, **base} for name in GAUGES]
-    return made
+            series += [{"__name__": f"{name}_bucket", "handler": handler, "le": le, **base} for le in BOUNDS]
+            series += [{"__name__": f"{name}_{suffix}", "handler": handler, **base} for suffix in ("sum", "count")]
+        series += [{"__name__": name, **base} for name in GAUGES]
+    return series
 
 
 def values_of(labels: list[dict[str, str]]) -> npt.NDArray[np.float64]:
     """Series x samples: counters with resets now and then, buckets that nest, gauges that walk."""
     rng = np.random.default_rng(7)
-    made = np.empty((len(labels), SAMPLES))
-    for row, some in enumerate(labels):
-        name = some["__name__"]
+    values = np.empty((len(labels), SAMPLES))
+    for row, series in enumerate(labels):
+        name = series["__name__"]
         if name == "node_cpu_seconds_total":
-            made[row] = np.round(np.cumsum(rng.random(SAMPLES) * (14 if some["mode"] == "idle" else 0.5)), 2)
+            values[row] = np.round(np.cumsum(rng.random(SAMPLES) * (14 if series["mode"] == "idle" else 0.5)), 2)
         elif name.endswith("_bucket"):
-            rank = BOUNDS.index(some["le"]) + 1
+            rank = BOUNDS.index(series["le"]) + 1
             if rank == 1:
                 steps = rng.multinomial(40, np.full(len(BOUNDS), 1 / len(BOUNDS)), SAMPLES)
                 nested = np.cumsum(np.cumsum(steps, axis=1), axis=0).T
-            made[row] = nested[rank - 1]
+            values[row] = nested[rank - 1]
         elif name == "up":
-            made[row] = rng.random(SAMPLES) > 0.001
+            values[row] = rng.random(SAMPLES) > 0.001
         elif name == "node_memory_MemTotal_bytes":
-            made[row] = 16 << 30
+            values[row] = 16 << 30
         elif "total" in name or name.endswith(("_sum", "_count")):
-            made[row] = np.cumsum(rng.integers(0, 100, SAMPLES))
+            values[row] = np.cumsum(rng.integers(0, 100, SAMPLES))
             if rng.random() < 0.2:  # a restart
                 at = int(rng.integers(1, SAMPLES))
-                made[row, at:] -= made[row, at - 1]
+                values[row, at:] -= values[row, at - 1]
         else:
-            made[row] = np.round(50 + np.cumsum(rng.normal(0, 0.3, SAMPLES)), 1)
-    return made
+            values[row] = np.round(50 + np.cumsum(rng.normal(0, 0.3, SAMPLES)), 1)
+    return values
 
 
 class WriteBodies:
-    """Requests of remote write 1.0, made by numpy: every sample has 18 bytes at a known place."""
+    """Requests of remote write 1.0, built by numpy: every sample has 18 bytes at a known offset."""
 
     def __init__(self, labels: list[dict[str, str]], samples: int) -> None:
         parts: list[bytes] = []
         at, starts = 0, []
-        for some in labels:
-            series = field(1, label_fields(some) + samples * SAMPLE)
+        for label_set in labels:
+            series = field(1, label_fields(label_set) + samples * SAMPLE)
             starts.append(at + len(series) - samples * len(SAMPLE))
             parts.append(series)
             at += len(series)
         self._template = np.frombuffer(b"".join(parts), np.uint8)
-        self._places = np.array(starts)[:, None] + len(SAMPLE) * np.arange(samples)
+        self._offsets = np.array(starts)[:, None] + len(SAMPLE) * np.arange(samples)
 
     def body(self, times_ms: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> bytes:
         """Return a compressed request: `times_ms` of each sample, values as series x samples."""
-        made = self._template.copy()
+        request = self._template.copy()
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(*values.shape, 8)
         shifts = 7 * np.arange(6)
         digits = ((times_ms[:, None] >> shifts) & 127 | np.where(shifts < 35, 128, 0)).astype(np.uint8)
         for byte in range(8):
-            made[self._places + 3 + byte] = raw[:, :, byte]
+            request[self._offsets + 3 + byte] = raw[:, :, byte]
         for byte in range(6):
-            made[self._places + 12 + byte] = digits[:, byte]
-        packed: bytes = pa.Codec("snappy").compress(made.tobytes(), asbytes=True)
+            request[self._offsets + 12 + byte] = digits[:, byte]
+        packed: bytes = pa.Codec("snappy").compress(request.tobytes(), asbytes=True)
         return packed
 
 
@@ -209,9 +209,9 @@ def load(labels: list[dict[str, str]], peer: Server, path: Path) -> None:
     with penstock.open(path) as store:
         table = store.series("metrics", options=penstock.SeriesOptions(future_s=None))
         store.series("written", options=penstock.SeriesOptions(future_s=None))
-        for row, some in enumerate(labels):
-            rest = {name: value for name, value in some.items() if name != "__name__"}
-            table.write_columns(some["__name__"], values[row], rest, times=times_s * 1_000_000)
+        for row, series in enumerate(labels):
+            rest = {name: value for name, value in series.items() if name != "__name__"}
+            table.write_columns(series["__name__"], values[row], rest, times=times_s * 1_000_000)
         store.flush()
         store.compact("metrics")
     print(f"  Penstock has them after {time.perf_counter() - began:.0f} s", flush=True)
@@ -249,7 +249,7 @@ def difference(one: bytes, other: bytes) -> str | None:
 
 
 def compare(peer: Server, mine: Server) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for query, panel in QUERIES:
         wrong = difference(peer.ask(query, panel), mine.ask(query, panel))
         theirs, own = [], []
@@ -259,13 +259,13 @@ def compare(peer: Server, mine: Server) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"query": query, "seconds": 0 if panel is None else panel[0], "difference": wrong}
         row |= {"prometheus_ms": statistics.median(theirs), "ours_ms": statistics.median(own)}
         row["ratio"] = row["prometheus_ms"] / row["ours_ms"]
-        found.append(row)
+        rows.append(row)
         print(
             f"  {query[:84]:<84} {row['seconds'] // 3600:>3} h {row['prometheus_ms']:>8.1f} {row['ours_ms']:>8.1f} ms"
             f" {row['ratio']:>6.2f} x{'' if wrong is None else '  DIFFERS: ' + wrong}",
             flush=True,
         )
-    return found
+    return rows
 
 
 def written_rate(labels: list[dict[str, str]], port: int) -> float:

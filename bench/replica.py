@@ -38,7 +38,7 @@ START_S = 60.0
 
 def _ports(count: int) -> list[int]:
     """Free ports, each with a free one after it."""
-    found: list[int] = []
+    ports: list[int] = []
     for port in range(23_000 + os.getpid() % 10_000, 60_000, 4):
         with ExitStack() as stack:
             try:
@@ -46,9 +46,9 @@ def _ports(count: int) -> list[int]:
                     stack.enter_context(socket.create_server(("127.0.0.1", each)))
             except OSError:
                 continue
-            found.append(port)
-        if len(found) == count:
-            return found
+            ports.append(port)
+        if len(ports) == count:
+            return ports
     raise OSError("there are not enough free ports")
 
 
@@ -70,8 +70,8 @@ def _processes(commands: list[list[str]], log: str) -> Iterator[list[subprocess.
 def _ours(path: str, killed: list[subprocess.Popen[bytes]] | None = None) -> Iterator[Any]:
     command, hosts = [sys.executable, "-m", "penstock", "cluster"], [f"127.0.0.1:{port}" for port in _ports(3)]
     members = [text for name, host in zip("abc", hosts, strict=True) for text in ("--member", f"{name}={host}")]
-    made = subprocess.run([*command, "init", f"{path}/cluster", *members], check=True, capture_output=True, text=True)
-    token, authority = made.stdout.strip().removeprefix("token="), f"{path}/cluster/certificates/authority.pem"
+    result = subprocess.run([*command, "init", f"{path}/cluster", *members], check=True, capture_output=True, text=True)
+    token, authority = result.stdout.strip().removeprefix("token="), f"{path}/cluster/certificates/authority.pem"
     for name, text in (("token", token), ("hosts", ",".join(hosts))):
         with open(f"{path}/cluster/{name}", "w") as file:
             file.write(text)
@@ -213,18 +213,18 @@ def failover(kills: int = 7) -> None:
         processes: list[subprocess.Popen[bytes]] = []
         with _ours(path, processes) as store:
             table = store.kv("rows")
-            for what in ("leader", "follower"):
+            for role in ("leader", "follower"):
                 gaps = []
                 for _ in range(kills):
                     leader = "abc".index(os.path.basename(_path_of_leader(path)))
-                    number = leader if what == "leader" else (leader + 1) % 3
+                    number = leader if role == "leader" else (leader + 1) % 3
                     gaps.append(_gap(table, processes, number))
                     processes[number] = subprocess.Popen(
                         processes[number].args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
                     )
                     time.sleep(4)
                 median, longest = statistics.median(gaps), max(gaps)
-                print(f"{what} killed {kills} times: no write for {median:.2f} s (median), {longest:.2f} s (longest)")
+                print(f"{role} killed {kills} times: no write for {median:.2f} s (median), {longest:.2f} s (longest)")
             for process in processes:
                 process.send_signal(signal.SIGTERM)
             for process in processes:

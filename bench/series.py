@@ -218,11 +218,11 @@ def run_spark(root: str, values: Values, report: dict[str, float]) -> None:
             def ours(**options: str) -> Any:
                 return spark.read.format("penstock").option("table", "metrics").options(**options).load(path)
 
-            def compare(what: str, mine: Callable[[], Any], theirs: Callable[[], Any]) -> None:
+            def compare(title: str, mine: Callable[[], Any], theirs: Callable[[], Any]) -> None:
                 # They make a new DataFrame each time: Spark reuses the stages of one that was collected before.
-                report[f"{what}, ms"] = best_ms(lambda: mine().collect(), 6)
-                report[f"{what}, Parquet, ms"] = best_ms(lambda: theirs().collect(), 6)
-                report[f"{what}, of Parquet (goal 0.7)"] = report[f"{what}, Parquet, ms"] / report[f"{what}, ms"]
+                report[f"{title}, ms"] = best_ms(lambda: mine().collect(), 6)
+                report[f"{title}, Parquet, ms"] = best_ms(lambda: theirs().collect(), 6)
+                report[f"{title}, of Parquet (goal 0.7)"] = report[f"{title}, Parquet, ms"] / report[f"{title}, ms"]
 
             def parquet() -> Any:
                 return spark.read.parquet(copy)
@@ -255,8 +255,10 @@ def run_spark(root: str, values: Values, report: dict[str, float]) -> None:
 
 
 def size_of(path: str) -> int:
-    found = Path(path)
-    return found.stat().st_size if found.is_file() else sum(f.stat().st_size for f in found.rglob("*") if f.is_file())
+    target = Path(path)
+    return (
+        target.stat().st_size if target.is_file() else sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
+    )
 
 
 def best_ms(work: Callable[[], object], count: int = 20) -> float:
@@ -340,18 +342,18 @@ def resident_bytes() -> int:
 
 def main() -> bool:
     values, report = Values(), dict[str, float]()
-    held = True
+    gates_met = True
     with folder() as root:
         rounds = iter(range(100))
-        kept: dict[str, str] = {}
+        paths: dict[str, str] = {}
 
         def case(name: str, ingest: Callable[[str, Values], float]) -> Callable[[], float]:
             def measured() -> float:
-                if name in kept:
-                    shutil.rmtree(kept[name], ignore_errors=True)
-                    Path(kept[name]).unlink(missing_ok=True)
-                kept[name] = f"{root}/{name}-{next(rounds)}"
-                return ingest(kept[name], values)
+                if name in paths:
+                    shutil.rmtree(paths[name], ignore_errors=True)
+                    Path(paths[name]).unlink(missing_ok=True)
+                paths[name] = f"{root}/{name}-{next(rounds)}"
+                return ingest(paths[name], values)
 
             return measured
 
@@ -362,21 +364,21 @@ def main() -> bool:
                 Case(name="DuckDB, Arrow inserts", run=case("duckdb", ingest_duckdb), peer_of=ours),
                 Case(name="SQLite, executemany", run=case("sqlite", ingest_sqlite)),
             ]
-            held = run("series", cases, [Goal(ours=ours, ratio=1.2, gate=True), Goal(ours=ours, ratio=2.0)])
-            read_ours(kept["ours"], report)
-            read_duckdb(kept["duckdb"], report)
+            gates_met = run("series", cases, [Goal(ours=ours, ratio=1.2, gate=True), Goal(ours=ours, ratio=2.0)])
+            read_ours(paths["ours"], report)
+            read_duckdb(paths["duckdb"], report)
         if "victoria" in PARTS:
             run_victoria(root, values, report)
         if "spark" in PARTS:
             run_spark(root, values, report)
     if "open" in PARTS:
         open_with_many(report)
-    wanted = {"bytes a sample": 1.8, "memory of a live series, bytes": 600}
+    limits = {"bytes a sample": 1.8, "memory of a live series, bytes": 600}
     figures = [
-        Figure(name=name, value=value, unit="", most=wanted.get(name), gate=name == "bytes a sample")
+        Figure(name=name, value=value, unit="", most=limits.get(name), gate=name == "bytes a sample")
         for name, value in report.items()
     ]
-    return tell("series-reading", figures) and held
+    return tell("series-reading", figures) and gates_met
 
 
 if __name__ == "__main__":

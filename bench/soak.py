@@ -162,10 +162,10 @@ def sample(path: str, done: int) -> dict[str, float]:
 def size_mb(folder: str) -> float:
     """What the files below a folder take; some of them may go meanwhile."""
     size = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                size += os.lstat(f"{place}/{name}").st_blocks * 512
+                size += os.lstat(f"{parent}/{name}").st_blocks * 512
     return size / 1e6
 
 

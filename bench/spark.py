@@ -52,8 +52,8 @@ VALUE = "unhex(concat(sha2(string({0}), 512), substr(sha2(concat(string({0}), 'x
 
 
 def rows(spark: Any, first: int, count: int) -> Any:
-    made = spark.range(first, first + count)
-    return made.selectExpr(f"{KEY.format('id')} as key", f"{VALUE.format('id')} as value")
+    numbers = spark.range(first, first + count)
+    return numbers.selectExpr(f"{KEY.format('id')} as key", f"{VALUE.format('id')} as value")
 
 
 def from_store(spark: Any, path: str, table: str = "rows") -> Any:
@@ -86,11 +86,11 @@ def bench_reads(spark: Any, path: str, store: Store) -> bool:
     cases: list[Case] = []
     goals: list[Goal] = []
     for title, columns in (("a hash over all columns", ALL_COLUMNS), ("lengths and a sum", LENGTHS)):
-        told = [
+        results = [
             frame.selectExpr(*columns).collect()
             for frame in (from_store(spark, store.path), spark.read.parquet(parquet))
         ]
-        assert told[0] == told[1], "both have the same rows"
+        assert results[0] == results[1], "both have the same rows"
         name = f"kv, {title}"
         cases += [
             Case(name=name, run=partial(ours, columns)),
@@ -166,15 +166,15 @@ def bench_compaction(spark: Any, path: str) -> bool:
     each, numbers = MERGED // RUNS, iter(range(1_000))
     runs = [rows(spark, number * each * 9 // 10, each).coalesce(1) for number in range(RUNS)]
     as_parquet = f"{path}/runs.parquet"
-    for number, made in enumerate(runs):
-        made.selectExpr("*", f"{number}L as lsn").sort("key").write.mode("append").parquet(as_parquet)
+    for number, frame in enumerate(runs):
+        frame.selectExpr("*", f"{number}L as lsn").sort("key").write.mode("append").parquet(as_parquet)
     with penstock.open(f"{path}/merged", settings=Patient(offer_bytes_min=1)) as store:
 
         def by_tasks() -> float:
             table = f"runs{next(numbers)}"
             store.kv(table)
-            for made in runs:
-                to_store(made, store.path, table)
+            for frame in runs:
+                to_store(frame, store.path, table)
             with driver(spark, store):
                 figure = rate(MERGED, lambda: store.compact(table))
             store.drop(table)
@@ -355,14 +355,14 @@ def main() -> bool:
     )
     with folder() as path:
         with penstock.open(f"{path}/store") as store:
-            held = [
+            gates = [
                 bench_reads(spark, path, store),
                 bench_writes(spark, path, store),
                 bench_streams(spark, path, store),
             ]
-        held += [bench_compaction(spark, path), bench_gateway(path)]
+        gates += [bench_compaction(spark, path), bench_gateway(path)]
     spark.stop()
-    return all(held)
+    return all(gates)
 
 
 if __name__ == "__main__":

@@ -182,14 +182,14 @@ def arrow_rows(start: int, end: int) -> pa.Table:
 
 
 def lance_ingest(path: str, *, synced: bool = True) -> float:
-    table, known = module("lancedb").connect(path).create_table("docs", arrow_rows(0, 1)), set[str]()
-    sync_new_files(path, known)
+    table, synced_paths = module("lancedb").connect(path).create_table("docs", arrow_rows(0, 1)), set[str]()
+    sync_new_files(path, synced_paths)
 
     def work() -> None:
         for start in range(1, ROWS, COMMIT_ROWS):
             table.add(arrow_rows(start, min(start + COMMIT_ROWS, ROWS)))
             if synced:
-                sync_new_files(path, known)
+                sync_new_files(path, synced_paths)
 
     return rate(ROWS, work)
 
@@ -198,11 +198,11 @@ def lance_unsynced(path: str) -> float:
     return lance_ingest(path, synced=False)
 
 
-def sync_new_files(root: str, known: set[str]) -> None:
-    """Sync the files below a folder that are not known yet, and their folders."""
+def sync_new_files(root: str, synced_paths: set[str]) -> None:
+    """Sync the files below a folder that are not synced yet, and their folders."""
     new = [f"{at}/{name}" for at, _, names in os.walk(root) for name in names]
-    new = [path for path in new if path not in known]
-    known.update(new)
+    new = [path for path in new if path not in synced_paths]
+    synced_paths.update(new)
     for path in (*new, *{os.path.dirname(path) for path in new}):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -218,7 +218,7 @@ def lance_search(path: str) -> Callable[[int], One]:
 
     def make(probes: int) -> One:
         def search(query: Matrix) -> Any:
-            found = (
+            hits = (
                 table.search(query)
                 .distance_type("dot")
                 .nprobes(probes)
@@ -226,7 +226,7 @@ def lance_search(path: str) -> Callable[[int], One]:
                 .select(["number", "_distance"])
                 .to_arrow()
             )
-            return found.column("number").to_pylist()
+            return hits.column("number").to_pylist()
 
         return search
 
@@ -458,8 +458,8 @@ def ingest(root: str) -> tuple[dict[str, str], bool]:
             print(f"  {name} is not installed, and left out")
     if installed("lancedb"):
         cases.append(Case(name="LanceDB, which does not sync", run=case("LanceDB unsynced", lance_unsynced)))
-    held = run("vector-ingest", cases, [Goal(ours=ours, ratio=2.0)])
-    return paths, held
+    gates_met = run("vector-ingest", cases, [Goal(ours=ours, ratio=2.0)])
+    return paths, gates_met
 
 
 def make_index(store: Any) -> None:
@@ -473,7 +473,7 @@ def main() -> bool:
     faiss.omp_set_num_threads(1)
     ivf = faiss_ivf()
     with folder() as root:
-        paths, held = ingest(root)
+        paths, gates_met = ingest(root)
         with penstock.open(paths["ours"]) as store:
             make_index(store)
             docs: Any = store.vector("docs")
@@ -486,18 +486,18 @@ def main() -> bool:
             cases = [
                 Case(name=one, run=one_by_one(bare_ours(docs))),
                 Case(name="faiss IVF", run=one_by_one(best), peer_of=one),
-                *[Case(name=name, run=one_by_one(some)) for name, some in peers_in_memory(report).items()],
+                *[Case(name=name, run=one_by_one(search)) for name, search in peers_in_memory(report).items()],
                 Case(name=durable, run=one_by_one(bare_ours(docs))),
                 *[
-                    Case(name=name, run=one_by_one(some, 50), peer_of=durable)
-                    for name, some in durable_searches(paths, report).items()
+                    Case(name=name, run=one_by_one(search, 50), peer_of=durable)
+                    for name, search in durable_searches(paths, report).items()
                 ],
             ]
             goals = [Goal(ours=one, ratio=0.7, gate=True), Goal(ours=one, ratio=1.0)]
             if len(paths) > 1:
                 goals.append(Goal(ours=durable, ratio=5.0, gate=True))
-            held &= run("vector", cases, goals)
-            held &= other_goals(docs, ivf)
+            gates_met &= run("vector", cases, goals)
+            gates_met &= other_goals(docs, ivf)
         reopening(paths["ours"], ivf, root, report)
     if os.environ.get("PENSTOCK_BENCH_VECTORS_MILLION"):
         million(report)
@@ -505,7 +505,7 @@ def main() -> bool:
     figures = [Figure(name=name, value=value, unit="") for name, value in report.items() if name != ours]
     return (
         tell("vector-report", [Figure(name=ours, value=report[ours], unit="", least=RECALL, gate=True), *figures])
-        and held
+        and gates_met
     )
 
 

@@ -24,14 +24,14 @@ def account(store: penstock.Store) -> dict[str, int]:
         samples = metrics.count_samples(snapshot)
         rolled = {name: metrics.count_rolled(snapshot, name) for name in metrics.ROLLUPS}
         devices, torn = fingerprints.check(snapshot)
-    read = sum(place - 1 for place in position.values())
-    sound, broken = expected.get(b"sound", 0), expected.get(b"broken", 0)
-    pairs = [(produced, sound + broken), (produced, read), (sound, totals), (sound, samples), (broken, dead)]
+    read = sum(sequence - 1 for sequence in position.values())
+    good, broken = expected.get(b"sound", 0), expected.get(b"broken", 0)
+    pairs = [(produced, good + broken), (produced, read), (good, totals), (good, samples), (broken, dead)]
     pairs += [(samples, count) for count in rolled.values()] + [(torn, 0)]
     return {
         "produced": produced,
         "read by Spark": read,
-        "accepted (sound records produced)": sound,
+        "accepted (sound records produced)": good,
         "in the running totals": totals,
         "samples in the series": samples,
         **{f"samples in the rollup {name}": count for name, count in rolled.items()},

@@ -83,13 +83,13 @@ def lines(
     frame = _Frame(max(x for x, _ in every), top + room, "s", low=low - room, width=width)
     shapes = []
     for number, line in enumerate(drawn):
-        places = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
+        points = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
         color = COLORS[number % len(COLORS)]
         if number == 0 and len(drawn) == 1:
             first, last = frame.x(line.points[0][0]), frame.x(line.points[-1][0])
-            area = f"{first:.1f},{frame.base} {places} {last:.1f},{frame.base}"
+            area = f"{first:.1f},{frame.base} {points} {last:.1f},{frame.base}"
             shapes.append(f'<polygon class="area {color}" points="{area}"/>')
-        shapes.append(f'<polyline class="{color}" points="{places}"/>')
+        shapes.append(f'<polyline class="{color}" points="{points}"/>')
     names = "".join(
         f'<span><i class="{COLORS[n % len(COLORS)]}"></i>{html.escape(line.name)}</span>'
         for n, line in enumerate(drawn)
@@ -108,10 +108,10 @@ def time_bars(batches: Sequence[MicroBatch], *, label: str, marks: Sequence[floa
     for batch in batches:
         left = frame.x(max(0.0, batch.at_s - batch.ms / 1e3))
         width, y = max(1.6, frame.x(batch.at_s) - left - 0.6), frame.y(batch.rows)
-        told = f"{batch.rows:,} rows in {batch.ms:,.0f} ms"
+        title = f"{batch.rows:,} rows in {batch.ms:,.0f} ms"
         shapes.append(
             f'<rect class="c1" x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(0.8, frame.base - y):.1f}">'
-            f"<title>{told}</title></rect>"
+            f"<title>{title}</title></rect>"
         )
     return _svg(frame.axes() + "".join(shapes) + frame.marks(marks), label)
 

@@ -68,15 +68,15 @@ def odd_devices(store: penstock.Store) -> list[OddDevice]:
         return []
     matrix = np.array([vector for _, vector in rows], np.float32)
     nearest: Any = store.vector(TABLE).search(matrix, k=NEIGHBOURS + 1, where={"site": list(SITES)})
-    found = nearest.to_pylist()
+    hits = nearest.to_pylist()
     odd = []
     for number, (device, _) in enumerate(rows):
-        others = [hit for hit in found if hit["query"] == number and hit["id"] != device]
+        others = [hit for hit in hits if hit["query"] == number and hit["id"] != device]
         odd.append(OddDevice(device, others[NEIGHBOURS - 1]["distance"], others[0]["id"]))
     return sorted(odd, key=lambda device: -device.distance)[:ODD_SHOWN]
 
 
 def odd_line(odd: list[OddDevice]) -> str:
     """Say which devices are odd."""
-    named = ", ".join(f"{one.device} ({one.distance:.1f} from its neighbours)" for one in odd)
+    named = ", ".join(f"{device.device} ({device.distance:.1f} from its neighbours)" for device in odd)
     return f"odd devices by their fingerprints: {named or 'too few to tell'}"

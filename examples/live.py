@@ -20,7 +20,7 @@ LINE_EVERY_S = 10.0
 
 
 @contextmanager
-def shown(run: Run) -> Iterator[None]:
+def display(run: Run) -> Iterator[None]:
     """Show `run` until the block ends."""
     console, ended = Console(), threading.Event()
     show = _panel if console.is_terminal else _lines

@@ -98,23 +98,23 @@ def produce(store: penstock.Store, run: Run, seed: int) -> None:
     number, probes, tick = 0, 0, 0.05
     due = time.monotonic()
     while (now := run.now_s) < run.seconds:
-        wanted = max(0, int(run.rate * min(now + tick, run.seconds)) - number)
-        records = [reading(chance, number + place, stamps) for place in range(wanted)]
-        number += wanted
-        sound = sum(ok for _, _, ok in records)
+        count = max(0, int(run.rate * min(now + tick, run.seconds)) - number)
+        records = [reading(chance, number + offset, stamps) for offset in range(count)]
+        number += count
+        good = sum(ok for _, _, ok in records)
         keys, payloads = [key for key, _, _ in records], [payload for _, payload, _ in records]
         if now >= probes * PROBE_S:
             keys.append(THIS_MACHINE.encode())
             payloads.append(this_machine(probes, stamps))
             run.probes.append((probes, time.monotonic()))
-            sound += 1
+            good += 1
             probes += 1
         if payloads:
             with store.batch(durable=False) as batch:
                 batch.queue("events").put_many(payloads, keys=keys)
                 expected = batch.kv("expected", value="int64")
-                expected.merge(b"sound", sound, operator="add_i64")
-                expected.merge(b"broken", len(payloads) - sound, operator="add_i64")
+                expected.merge(b"sound", good, operator="add_i64")
+                expected.merge(b"broken", len(payloads) - good, operator="add_i64")
         run.produced = number + probes
         due += tick
         time.sleep(max(0.0, due - time.monotonic()))
@@ -143,8 +143,8 @@ def route(frame):  # type: ignore[no-untyped-def]
     from pyspark.sql import functions as F
 
     parsed = frame.withColumn("r", F.from_json(F.col("payload").cast("string"), READING))
-    sound = F.col("r.device").isNotNull() & F.col("r.value").isNotNull()
-    good = parsed.where(sound).select("shard", "sequence", "payload", "r.*")
+    is_good = F.col("r.device").isNotNull() & F.col("r.value").isNotNull()
+    good = parsed.where(is_good).select("shard", "sequence", "payload", "r.*")
     by_device = good.groupBy("device").agg(
         F.max_by("payload", F.struct("shard", "sequence")).alias("payload"),
         F.count("*").alias("count"),
@@ -160,7 +160,7 @@ def route(frame):  # type: ignore[no-untyped-def]
             F.create_map(F.lit("device"), "device", F.lit("site"), "site").alias("labels"),
             F.timestamp_micros("put_us").alias("time"), "value",
         ),
-        "dead": parsed.where(F.coalesce(~sound, F.lit(True))).select(
+        "dead": parsed.where(F.coalesce(~is_good, F.lit(True))).select(
             "shard", "sequence", "timestamp", "key", "payload",
             F.when(F.col("r.device").isNull(), "no device").otherwise("no value").alias("reason"),
         ),
@@ -345,7 +345,7 @@ def work(run: Run, data: Path) -> int:
             print(f"  {before['produced']:,} events are there from earlier runs, {unread:,} of them still to be read")
         running = Query(run, str(data / "checkpoint"))
         try:
-            with live.shown(run):
+            with live.display(run):
                 running.wait_until_running()
                 stream_events(store, run, running)
                 store.checkpoint()
@@ -354,7 +354,7 @@ def work(run: Run, data: Path) -> int:
                 run.stage = "everything is counted"
                 measured, odd = metrics.summarize(store, run.spark_jobs), fingerprints.odd_devices(store)
                 after, reasons_after = account(store), reasons(store)
-                made, asked = questions.tables_made(store), questions.ask(store)
+                tables, answers = questions.tables_made(store), questions.ask(store)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not stop the cleaning up
             raise
@@ -362,7 +362,15 @@ def work(run: Run, data: Path) -> int:
             running.close()
     by_reason = {name: (reasons_before.get(name, 0), count) for name, count in reasons_after.items()}
     return finish(
-        run, before, after, by_reason=by_reason, joined=joined, measured=measured, odd=odd, made=made, asked=asked
+        run,
+        before,
+        after,
+        by_reason=by_reason,
+        joined=joined,
+        measured=measured,
+        odd=odd,
+        tables=tables,
+        answers=answers,
     )
 
 
@@ -370,10 +378,10 @@ def stream_events(store: penstock.Store, run: Run, running: Query) -> None:
     """Produce, watch and, if asked to, kill; until every event is read."""
     stop, failures = threading.Event(), list[BaseException]()
 
-    def guarded(act: Callable[..., None], *given: object) -> threading.Thread:
+    def guarded(act: Callable[..., None], *arguments: object) -> threading.Thread:
         def target() -> None:
             try:
-                act(*given)
+                act(*arguments)
             except BaseException as error:
                 failures.append(error)
 
@@ -407,8 +415,8 @@ def finish(
     joined: list[dict[str, object]],
     measured: MetricsSummary,
     odd: list[OddDevice],
-    made: list[questions.TableMade],
-    asked: list[questions.Question],
+    tables: list[questions.TableMade],
+    answers: list[questions.Question],
 ) -> int:
     """Print what came of it, and write the report."""
     size = sum(path.stat().st_size for path in (run.folder / "tables").rglob("*") if path.is_file())
@@ -418,8 +426,8 @@ def finish(
         print(f"  {name:<48}" + "".join(f" {count:>12,}" if count != "" else " " * 13 for count in counts))
     print(f"\n  {report.proved(run, before, after)}")
     middle, high = percentile(waits, 0.5), percentile(waits, 0.99)
-    shown = f"median {middle:,.0f} ms, 99 % {high:,.0f} ms" if waits else "every reading waited for Spark to start"
-    print(f"  put to visible in `latest`: {shown}")
+    summary = f"median {middle:,.0f} ms, 99 % {high:,.0f} ms" if waits else "every reading waited for Spark to start"
+    print(f"  put to visible in `latest`: {summary}")
     print(f"  bytes on disk for each event: {size / max(1, after['produced']):,.0f}")
     for line in [*report.measured_lines(measured), fingerprints.odd_line(odd)]:
         print(f"  {line}")
@@ -433,8 +441,8 @@ def finish(
         measured=measured,
         odd=odd,
         size_bytes=size,
-        built=made,
-        questions=asked,
+        built=tables,
+        questions=answers,
     )
     print(f"\nA report with charts: {page}\nThree things to try on the same folder:")
     print(f"  {report.console_command(run)}")

@@ -33,15 +33,15 @@ class TableMade(NamedTuple):
 
 def tables_made(store: penstock.Store) -> list[TableMade]:
     """Return the tables of the store with their sizes."""
-    made = []
+    tables = []
     for name in store.tables():
         table: Any = store.table(name)
         numbers, kind = table.statistics(), _kind(table)
         rows = next(
             getattr(numbers, key) for key in ("messages", "rows_max", "series", "count") if hasattr(numbers, key)
         )
-        made.append(TableMade(name, kind, rows, getattr(numbers, "file_bytes", getattr(numbers, "bytes", 0))))
-    return made
+        tables.append(TableMade(name, kind, rows, getattr(numbers, "file_bytes", getattr(numbers, "bytes", 0))))
+    return tables
 
 
 def _kind(table: Any) -> str:
@@ -80,11 +80,11 @@ def _of_series(store: penstock.Store) -> Question:
     if not counted.num_rows:
         return Question("series", "Mean temperature of each site", code, drawing.TOO_FEW)
     start = end - RECENT_S
-    found: Any = store.series(metrics.TABLE).query_range(
+    result: Any = store.series(metrics.TABLE).query_range(
         "avg by (site) (temperature)", int(start * 1e6), int(end * 1e6), step=2.0
     )
     by_site: dict[str, list[tuple[float, float]]] = {}
-    for row in found.to_pylist():
+    for row in result.to_pylist():
         site = dict(row["labels"]).get("site", "")
         by_site.setdefault(site, []).append((row["time"].timestamp() - start, row["value"]))
     begin = min((points[0][0] for points in by_site.values()), default=0.0)

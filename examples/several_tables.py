@@ -31,8 +31,8 @@ def order(number: int) -> bytes:
 def route(frame: DataFrame) -> dict[str, DataFrame]:
     """One micro-batch of orders: what it writes to each table."""
     parsed = frame.withColumn("o", F.from_json(F.col("payload").cast("string"), "id long, item string, amount long"))
-    sound = F.coalesce(F.col("o.amount") > 0, F.lit(False))
-    orders = parsed.where(sound).select("o.*")
+    is_valid = F.coalesce(F.col("o.amount") > 0, F.lit(False))
+    orders = parsed.where(is_valid).select("o.*")
     sold = orders.groupBy("item").agg(F.sum("amount").alias("amount"))
     item = F.col("item").cast("binary").alias("key")
     number = F.format_string("%08d", "id").cast("binary").alias("key")
@@ -41,7 +41,7 @@ def route(frame: DataFrame) -> dict[str, DataFrame]:
         "ledger": orders.select(number, text.alias("value")),
         "stock": sold.select(item, (-F.col("amount")).alias("value"), F.lit("add_i64").alias("op")),
         "parcels": orders.select(item, text.cast("binary").alias("payload")),
-        "dead": parsed.where(~sound).select(*frame.columns, F.lit("no amount above 0").alias("reason")),
+        "dead": parsed.where(~is_valid).select(*frame.columns, F.lit("no amount above 0").alias("reason")),
     }
 
 

@@ -54,9 +54,9 @@ def main(spark: SparkSession, folder: str) -> dict[str, int]:
         for number, minutes in enumerate([FIRST, LATER]):
             put(store, number, minutes)
             count_windows(spark, folder)
-            found = {key.decode(): count for key, count in windows.scan()}
-            print(f"after {len(minutes)} more messages: {found}")
-        return found
+            counts = {key.decode(): count for key, count in windows.scan()}
+            print(f"after {len(minutes)} more messages: {counts}")
+        return counts
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def test_two_orders_of_two_locks_are_a_violation_though_they_never_met(checker: 
     assert str(caught.value).count("test_lock_order.py:") == 2
     assert checker.violations == [caught.value]
     assert checker.order() == {"a": {"b"}, "b": set()}
-    assert checker.held() == []
+    assert checker.lock_names() == []
 
 
 def test_a_circle_of_three_is_a_violation(checker: LockOrderChecker) -> None:
@@ -62,7 +62,7 @@ def test_one_order_in_many_threads_is_none(checker: LockOrderChecker) -> None:
     def forwards() -> None:
         for _ in range(50):
             with a, b, c:
-                held = checker.held()
+                held = checker.lock_names()
                 wrong.extend([held] if held != ["a", "b", "c"] else [])
             with a, c:
                 pass
@@ -114,8 +114,8 @@ def test_a_reentrant_lock_may_be_taken_again_even_under_another() -> None:
     with LockOrderChecker().installed() as checker:
         a, b = threads.rlock("a"), threads.lock("b")
         with a, b, a:
-            assert checker.held() == ["a", "b", "a"]
-        assert checker.held() == []
+            assert checker.lock_names() == ["a", "b", "a"]
+        assert checker.lock_names() == []
 
 
 def test_a_try_that_does_not_wait_sets_no_order(checker: LockOrderChecker) -> None:
@@ -124,7 +124,7 @@ def test_a_try_that_does_not_wait_sets_no_order(checker: LockOrderChecker) -> No
         pass
     with b:
         assert a.acquire(blocking=False)
-        assert checker.held() == ["b", "a"]
+        assert checker.lock_names() == ["b", "a"]
         a.release()
     assert checker.violations == []
 
@@ -139,7 +139,7 @@ def test_a_condition_lets_go_of_its_lock_while_it_waits() -> None:
         def wait() -> None:
             with changed:
                 changed.wait_for(lambda: ready, timeout=10)
-                woken.append(checker.held())
+                woken.append(checker.lock_names())
 
         waiter = threading.Thread(target=wait)
         waiter.start()
