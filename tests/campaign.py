@@ -221,7 +221,7 @@ def schedules(seed: int, seconds: float) -> Tally:
     for at in Clock(seconds).rounds(random.Random(seed)):
         _, done = run(range(at, at + 10), 2_500)
         tally["schedules"] += 10
-        tally["faults"] += sum(done[what] for what in ("crash", "all", "block", "double", "lose"))
+        tally["faults"] += sum(done[fault] for fault in ("crash", "all", "block", "double", "lose"))
     return tally
 
 
@@ -325,33 +325,33 @@ def show(result: dict[str, Any]) -> None:
     if "failure" in result:
         print(f"  {result['name']:<22} seed {result['seed']:<11} VIOLATION", flush=True)
         return
-    counts = ", ".join(f"{count:,} {what}" for what, count in result["tally"].items() if count)
+    counts = ", ".join(f"{count:,} {unit}" for unit, count in result["tally"].items() if count)
     print(f"  {result['name']:<22} seed {result['seed']:<11} {result['seconds']:>6.0f} s  {counts}", flush=True)
 
 
 def main() -> int:
     """Run all trials for a time, or one."""
-    asked = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.splitlines()[0])
-    asked.add_argument("trial", nargs="?", choices=sorted(TRIALS))
-    asked.add_argument("--minutes", type=float, default=10.0)
-    asked.add_argument("--seconds", type=float, default=60.0, help="of the one trial")
-    asked.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
-    given = asked.parse_args()
-    if given.trial:
-        return run_one(given.trial, given.seed, given.seconds)
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.splitlines()[0])
+    parser.add_argument("trial", nargs="?", choices=sorted(TRIALS))
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the one trial")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
+    options = parser.parse_args()
+    if options.trial:
+        return run_one(options.trial, options.seed, options.seconds)
     workers = os.cpu_count() or 1
-    share = given.minutes * 60 * workers / len(TRIALS)
-    print(f"campaign: {len(TRIALS)} trials of {share:.0f} s, {workers} at once, seed {given.seed}", flush=True)
-    seeds = random.Random(given.seed)
+    share = options.minutes * 60 * workers / len(TRIALS)
+    print(f"campaign: {len(TRIALS)} trials of {share:.0f} s, {workers} at once, seed {options.seed}", flush=True)
+    seeds = random.Random(options.seed)
     results = []
     with ThreadPoolExecutor(workers) as pool:
         waiting = [pool.submit(start, name, seeds.randrange(1 << 32), share) for name in TRIALS]
-        for one in waiting:
-            results.append(one.result())
+        for future in waiting:
+            results.append(future.result())
             show(results[-1])
     total = sum((Counter(result.get("tally", {})) for result in results), Tally())
     failed = [result for result in results if "failure" in result]
-    print(f"  in all: {', '.join(f'{count:,} {what}' for what, count in total.items())}, {len(failed)} violations")
+    print(f"  in all: {', '.join(f'{count:,} {unit}' for unit, count in total.items())}, {len(failed)} violations")
     for result in failed:
         print(f"\n{result['failure']}\n\nagain: python -m tests.campaign '{result['name']}' --seed {result['seed']}")
     return 1 if failed else 0

@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def cpu_s() -> float:
     """The CPU time of this process and of those that it waited for."""
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    used = (resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
@@ -95,8 +95,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the tests in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    given = config.option.basetemp is not None or "PYTEST_DEBUG_TEMPROOT" in os.environ
-    if not given and os.path.isdir(IN_MEMORY) and shutil.disk_usage(IN_MEMORY).free >= FREE_BYTES_MIN:
+    is_configured = config.option.basetemp is not None or "PYTEST_DEBUG_TEMPROOT" in os.environ
+    if not is_configured and os.path.isdir(IN_MEMORY) and shutil.disk_usage(IN_MEMORY).free >= FREE_BYTES_MIN:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = IN_MEMORY
 
 

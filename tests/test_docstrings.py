@@ -58,15 +58,15 @@ def public_objects(module: str) -> Iterator[tuple[str, Any]]:
 def example_of(name: str, public: Any, names: dict[str, Any]) -> doctest.DocTest | None:
     """The example in an object's own docstring; None if there is none."""
     text = inspect.getdoc(public) or ""
-    found = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
-    return found if found.examples else None
+    example = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    return example if example.examples else None
 
 
 def failures(example: doctest.DocTest) -> str:
     """What an example does otherwise than it says; empty if nothing."""
-    told: list[str] = []
-    doctest.DocTestRunner(verbose=False).run(example, out=told.append, clear_globs=False)
-    return "".join(told)
+    lines: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(example, out=lines.append, clear_globs=False)
+    return "".join(lines)
 
 
 EXAMPLES = [
@@ -128,17 +128,17 @@ CLASSES = [
 
 def undocumented(name: str, public: type) -> list[str]:
     """Members without a summary of one line, and methods that users call without an example."""
-    found, twin = [], twin_of(name)
+    problems, twin = [], twin_of(name)
     for member, value in public_methods(name, public):
         other = getattr(twin, member, None)
         texts = [inspect.getdoc(each) or "" for each in (value, other)]
         summary = next((text for text in texts if text), "").partition("\n")[0]
         if not summary.endswith((".", "?")):
-            found.append(f"{name}.{member}: no summary of one line")
+            problems.append(f"{name}.{member}: no summary of one line")
         called = inspect.isfunction(value) and not is_protocol(public) and (twin not in SEAMS or other is None)
         if called and not any(">>>" in text for text in texts):
-            found.append(f"{name}.{member}: no example")
-    return found
+            problems.append(f"{name}.{member}: no example")
+    return problems
 
 
 def test_every_method_has_a_summary_and_an_example() -> None:
@@ -147,18 +147,18 @@ def test_every_method_has_a_summary_and_an_example() -> None:
 
 def homes() -> dict[type, dict[str, Any]]:
     """The methods with an example, by the class that defines them and in their order."""
-    found: dict[type, dict[str, Any]] = {}
+    by_class: dict[type, dict[str, Any]] = {}
     for public in [*(public for _, public in CLASSES), Metrics]:
         for home in public.__mro__:
-            if home.__module__.startswith("penstock.") and home not in found:
+            if home.__module__.startswith("penstock.") and home not in by_class:
                 examples = {
                     key: value
                     for key, value in vars(home).items()
                     if not key.startswith("_") and ">>>" in (inspect.getdoc(value) or "") and not inspect.isclass(value)
                 }
                 if examples:
-                    found[home] = examples
-    return found
+                    by_class[home] = examples
+    return by_class
 
 
 @pytest.mark.parametrize("home", homes(), ids=lambda home: home.__name__)

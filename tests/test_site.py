@@ -102,9 +102,9 @@ def test_the_page_says_first_where_a_peer_wins_and_why() -> None:
 
 def test_the_page_is_what_its_record_gives() -> None:
     record = page.load(page.RECORD)
-    made = {"benchmarks.md": page.render(record, tomllib.loads(page.REASONS.read_text()))}
-    made |= {f"benchmarks/{name}": text for name, text in page.charts(record).items()}
-    stale = [name for name, text in made.items() if (DOCS / name).read_text() != text]
+    files = {"benchmarks.md": page.render(record, tomllib.loads(page.REASONS.read_text()))}
+    files |= {f"benchmarks/{name}": text for name, text in page.charts(record).items()}
+    stale = [name for name, text in files.items() if (DOCS / name).read_text() != text]
     assert stale == [], "run python -m bench.page"
 
 

@@ -104,8 +104,8 @@ KNOWN = {
 def test_a_package_has_exactly_these_public_names(name: str) -> None:
     module = importlib.import_module(name)
     names = PUBLIC[name].split()
-    found = getattr(module, "__all__", None) or [key for key in vars(module) if not key.startswith("_")]
-    assert sorted(set(found) - {"annotations"}) == sorted(names)
+    exported = getattr(module, "__all__", None) or [key for key in vars(module) if not key.startswith("_")]
+    assert sorted(set(exported) - {"annotations"}) == sorted(names)
     if name != "penstock.spark":  # which needs Spark for most of them
         assert [key for key in names if getattr(module, key, None) is None] == []
 
@@ -206,18 +206,18 @@ def public_annotations(name: str) -> list[tuple[str, str]]:
         return [(name, text) for text in annotations_of(name, public)]
     if not inspect.isclass(public) or public.__module__.split(".")[0] != "penstock":
         return []
-    found, seen = [], set[str]()  # a member that is overridden is not seen
+    annotations, overridden = [], set[str]()  # a member that is overridden is not seen
     for home in public.__mro__:
         if home.__module__.split(".")[0] != "penstock":
             continue
         for field, text in inspect.get_annotations(home).items():
-            if not field.startswith("_") and field not in seen and field not in INTERNAL.get(name, ()):
-                found.append((f"{name}.{field}", getattr(text, "__forward_arg__", str(text))))
+            if not field.startswith("_") and field not in overridden and field not in INTERNAL.get(name, ()):
+                annotations.append((f"{name}.{field}", getattr(text, "__forward_arg__", str(text))))
         for member, value in vars(home).items():
-            if not member.startswith("_") and member not in seen and member not in INTERNAL.get(name, ()):
-                found += [(f"{name}.{member}", text) for text in annotations_of(name, value)]
-        seen |= set(vars(home))
-    return found
+            if not member.startswith("_") and member not in overridden and member not in INTERNAL.get(name, ()):
+                annotations += [(f"{name}.{member}", text) for text in annotations_of(name, value)]
+        overridden |= set(vars(home))
+    return annotations
 
 
 def names_in(text: str) -> set[str]:
@@ -244,8 +244,8 @@ def test_what_users_see_of_public_names_is_public() -> None:
 
 
 def test_the_rules_see_what_they_must() -> None:
-    found = dict(public_annotations("KvTable"))
-    assert found["KvTable.scan"] == "Iterator[tuple[bytes, V]]"
+    annotations = dict(public_annotations("KvTable"))
+    assert annotations["KvTable.scan"] == "Iterator[tuple[bytes, V]]"
     assert ("Store.kv", "KvTable[int]") in public_annotations("Store")
     assert names_in("list[Any] | Hidden") == {"list", "Any", "Hidden"}
     assert not names_in("Hidden") <= KNOWN

@@ -133,13 +133,13 @@ def upward_imports(path: Path, tree: ast.Module) -> list[str]:
     package = package_of(path)
     if package in ("testing", "__init__", "__main__"):
         return []
-    found = []
+    problems = []
     for node, name in imported(tree):
         if not name.startswith("penstock.") or (other := name.split(".")[1]) == package:
             continue
         if other == "testing" or layer_of(other) >= layer_of(package):
-            found.append(f"{path.relative_to(ROOT)}:{node.lineno} imports {name}")  # type: ignore[attr-defined]
-    return found
+            problems.append(f"{path.relative_to(ROOT)}:{node.lineno} imports {name}")  # type: ignore[attr-defined]
+    return problems
 
 
 def ambient_calls(path: Path, tree: ast.Module) -> list[str]:
@@ -148,7 +148,7 @@ def ambient_calls(path: Path, tree: ast.Module) -> list[str]:
         return []
     modules_here = {name for _, name in imported(tree)}
     exempt = EXEMPT.get(str(path.relative_to(SOURCE)), set())
-    found = []
+    problems = []
     for node in ast.walk(tree):
         name = ""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -167,8 +167,8 @@ def ambient_calls(path: Path, tree: ast.Module) -> list[str]:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             name = next((n for n in names if n in ("pickle", "shelve", "marshal", "dill", "cloudpickle")), "")
         if name and name not in exempt:
-            found.append(f"{path.relative_to(ROOT)}:{node.lineno} uses {name}")  # type: ignore[attr-defined]
-    return found
+            problems.append(f"{path.relative_to(ROOT)}:{node.lineno} uses {name}")  # type: ignore[attr-defined]
+    return problems
 
 
 def test_imports_go_down_only() -> None:
@@ -202,7 +202,7 @@ def test_a_class_name_is_defined_once() -> None:
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
-    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
 
 
 # Private names of other libraries, for which there is no public one.
@@ -211,43 +211,43 @@ OF_OTHERS |= {"_RAFT_STATE", "_SyncObj__onMessageReceived", "_SyncObj__setCurren
 OF_OTHERS |= {"_create_judf", "_gateway", "_jdf", "_jsparkSession", "_jvm", "_temp_dir"}  # Spark's
 
 
-def private_uses(path: Path, tree: ast.Module, known: set[str]) -> list[str]:
-    """Private names that a module takes from another package, where `known` are those of its own."""
-    found = []
+def private_uses(path: Path, tree: ast.Module, own_names: set[str]) -> list[str]:
+    """Private names that a module takes from another package, where `own_names` are those of its own."""
+    problems = []
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
             names = [node.attr]
-        private = [name for name in names if re.match("_[^_]", name) and name not in known | OF_OTHERS]
-        found += [f"{path.relative_to(ROOT)}:{node.lineno} uses {name}" for name in private]  # type: ignore[attr-defined]
-    return found
+        private = [name for name in names if re.match("_[^_]", name) and name not in own_names | OF_OTHERS]
+        problems += [f"{path.relative_to(ROOT)}:{node.lineno} uses {name}" for name in private]  # type: ignore[attr-defined]
+    return problems
 
 
 def names_defined(tree: ast.Module) -> set[str]:
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr)
+            names.add(node.attr)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)  # a slot
-    return found
+            names.add(node.value)  # a slot
+    return names
 
 
 def test_private_names_stay_in_their_package() -> None:
-    known: dict[str, set[str]] = {}
+    own_names: dict[str, set[str]] = {}
     for path, tree in modules():
-        known.setdefault(package_of(path), set()).update(names_defined(tree))
+        own_names.setdefault(package_of(path), set()).update(names_defined(tree))
     uses = [
         use
         for path, tree in modules()
         if package_of(path) != "testing"
-        for use in private_uses(path, tree, known[package_of(path)])
+        for use in private_uses(path, tree, own_names[package_of(path)])
     ]
     assert uses == []
     seeded = ast.parse("from penstock.lsm.tree import _Overlay\nstore._port.table('x')\nself._port")

@@ -48,8 +48,8 @@ def check(*files: Path) -> list[tuple[str, int, str]]:
         check=False,
     )
     assert ran.returncode in (0, 1), ran.stdout + ran.stderr
-    found = re.findall(r"^(.*?):(\d+)(?::\d+)?: error: .*\[([a-z-]+)\]$", ran.stdout, re.MULTILINE)
-    return [(Path(name).name, int(line), code) for name, line, code in found]
+    errors = re.findall(r"^(.*?):(\d+)(?::\d+)?: error: .*\[([a-z-]+)\]$", ran.stdout, re.MULTILINE)
+    return [(Path(name).name, int(line), code) for name, line, code in errors]
 
 
 def test_types_are_precise_and_mistakes_are_found(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_types_are_precise_and_mistakes_are_found(tmp_path: Path) -> None:
     ]
     errors = check(PROGRAM, wrong)
     assert [error for error in errors if error[0] == PROGRAM.name] == []
-    found = {(line, code) for name, line, code in errors if name == wrong.name}
-    assert [mistake for mistake in expected if mistake not in found] == []
+    actual = {(line, code) for name, line, code in errors if name == wrong.name}
+    assert [mistake for mistake in expected if mistake not in actual] == []
 
 
 def test_the_program_runs(tmp_path: Path) -> None:

@@ -212,13 +212,13 @@ def _booking(number: int) -> tuple[str, int]:
 
 
 def _balances(numbers: Sequence[int], prefix: str = "") -> list[dict[str, Any]]:
-    found: dict[str, list[int]] = {}
+    by_account: dict[str, list[int]] = {}
     for account, amount in map(_booking, numbers):
         if account.startswith(prefix):
-            found.setdefault(account, []).append(amount)
+            by_account.setdefault(account, []).append(amount)
     return [
         {"account": account, "bookings": len(amounts), "balance": sum(amounts)}
-        for account, amounts in sorted(found.items())
+        for account, amounts in sorted(by_account.items())
     ]
 
 
@@ -284,8 +284,8 @@ def test_a_long_answer_comes_in_pages(tmp_path: Path, monkeypatch: pytest.Monkey
         for name in names:
             accounts.book(name, 1)
         store.flush()
-        found = client.table("bank").balances()
-        assert found.column("account").to_pylist() == names
+        balances = client.table("bank").balances()
+        assert balances.column("account").to_pylist() == names
         pages = client.port.query(info_of(store.port, "bank"), "balances", msgspec.msgpack.encode(BalanceQuery()))
         assert next(pages).num_rows < len(names)
         del pages  # the rest is not wanted: the owner is told
@@ -304,11 +304,11 @@ def test_a_detached_owner_knows_the_kind(tmp_path: Path) -> None:
 def test_a_batch_looks_a_table_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with penstock.open(tmp_path / "store") as store, penstock.connect(store.path) as client:
         store.kv("users")
-        asked: list[str] = []
+        names: list[str] = []
         find = client.port.table
 
         def count(name: str) -> Any:
-            asked.append(name)
+            names.append(name)
             return find(name)
 
         monkeypatch.setattr(client.port, "table", count)
@@ -318,5 +318,5 @@ def test_a_batch_looks_a_table_up_once(tmp_path: Path, monkeypatch: pytest.Monke
                 batch.table("users").put(b"%d" % number, b"x")
             with pytest.raises(KindMismatch, match=r"table users is of the kind kv, not queue: use kv\('users'\)"):
                 batch.queue("users")
-        assert asked == ["users"]
+        assert names == ["users"]
         assert len(dict(store.kv("users").scan())) == 10

@@ -131,8 +131,8 @@ class LoadsHalf(AccountsKind):
 
 
 class LoadsAnyColumns(AccountsKind):
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        return given
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        return input_schema
 
 
 class TakesAnyFile(AccountsKind):

@@ -85,8 +85,8 @@ class Target:
     one: Callable[[bytes], bool]
 
 
-def _same(found: object, again: object) -> None:
-    assert found == again, f"{found!r} came back as {again!r}"
+def _same(value: object, again: object) -> None:
+    assert value == again, f"{value!r} came back as {again!r}"
 
 
 # -- the log and the journal
@@ -241,8 +241,8 @@ def _kv(data: bytes) -> bool:
     accepted = False
     for value_type in VALUE_TYPES:
         with contextlib.suppress(Invalid):
-            received = kv_received.receive(data, encode_options(Options(value_type)))
-            kv_section.to_edit([received, received], 1, 0)
+            rows = kv_received.receive(data, encode_options(Options(value_type)))
+            kv_section.to_edit([rows, rows], 1, 0)
             accepted = True
     with contextlib.suppress(Invalid):
         kv_received.check_options(data)
@@ -274,10 +274,10 @@ def _queue(data: bytes) -> bool:
     with contextlib.suppress(Invalid):
         queue_received.check_options(data)
     try:
-        received = queue_received.receive(data, b"\x92\x93\xc0\xc0\xc2\xc3")  # of a queue that takes headers
+        messages = queue_received.receive(data, b"\x92\x93\xc0\xc0\xc2\xc3")  # of a queue that takes headers
     except Invalid:
         return False
-    assert len(received) > 0
+    assert len(messages) > 0
     return True
 
 
@@ -294,7 +294,7 @@ _ARGUMENTS: dict[str, Ack | Move | Deliver | Seek | ForgetConsumer] = {
 
 
 def _condition_seeds() -> list[bytes]:
-    arguments = [(name, argument(2, asked)) for name, asked in _ARGUMENTS.items()]
+    arguments = [(name, argument(2, request)) for name, request in _ARGUMENTS.items()]
     whole = [Condition(("producer", 7)), Condition(None, tuple(arguments)), Condition(("p", 0), (arguments[1],))]
     return [*(encode_condition(condition) for condition in whole), *(each for _, each in arguments)]
 
@@ -314,11 +314,11 @@ def _condition(data: bytes) -> bool:
         else:
             ledger[key] = value
 
-    for name, given in others:
+    for name, payload in others:
         with contextlib.suppress(Invalid):
-            queue_received.check_condition(_QUEUE, name, given, own=True)
+            queue_received.check_condition(_QUEUE, name, payload, own=True)
             for _ in range(2):  # on rows of its own, too
-                assert isinstance(CONDITIONS[name](given, ledger.get, put), Verdict)
+                assert isinstance(CONDITIONS[name](payload, ledger.get, put), Verdict)
             accepted = True
     with contextlib.suppress(Invalid):
         queue_received.check_call(_QUEUE, data)
@@ -402,8 +402,12 @@ def _qmft_seeds() -> list[bytes]:
         [FileEntry(f"2026/01/01/000000000{n}.data", 10 * n, 10 * n + 9, 4096) for n in range(1, 4)]
         + [FileEntry("x.data", 100, 200, 1)]
     )
-    made = QmftManifest(201, ActiveFileState(5, 4096, 3, "2026/01/02/0000000005.data"), files)
-    return [made.encode(), QmftManifest.fresh().encode(), *(p.read_bytes() for p in (GOLDEN / "queue").glob("man*"))]
+    manifest = QmftManifest(201, ActiveFileState(5, 4096, 3, "2026/01/02/0000000005.data"), files)
+    return [
+        manifest.encode(),
+        QmftManifest.fresh().encode(),
+        *(p.read_bytes() for p in (GOLDEN / "queue").glob("man*")),
+    ]
 
 
 def _qmft(data: bytes) -> bool:

@@ -36,5 +36,5 @@ def _type_of(shape: Shape) -> Any:
         return shape
     names = [name for name in shape if name is not ...]
     fields = [(f"field_{number}", _type_of(shape[name])) for number, name in enumerate(names)]
-    given = {f"field_{number}": name for number, name in enumerate(names)}
-    return msgspec.defstruct("Fields", fields, rename=given, forbid_unknown_fields=... not in shape)
+    json_names = {f"field_{number}": name for number, name in enumerate(names)}
+    return msgspec.defstruct("Fields", fields, rename=json_names, forbid_unknown_fields=... not in shape)

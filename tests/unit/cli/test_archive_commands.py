@@ -16,9 +16,9 @@ from penstock.host.os_files import OsFileSystem
 def document(*words: str) -> dict[str, Any]:
     ended = run(*words, "--json")
     assert ended.code == 0, ended
-    found = json.loads(ended.out)
-    assert isinstance(found, dict)
-    return found
+    fields = json.loads(ended.out)
+    assert isinstance(fields, dict)
+    return fields
 
 
 def test_the_way_to_the_archive_and_back(tmp_path: Path) -> None:

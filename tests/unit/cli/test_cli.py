@@ -56,10 +56,10 @@ def test_what_is_wrong_with_a_store(store: Store) -> None:
     assert run("resume", store.path, "users").returncode == 0
     aside, section = store._aside, Section(SegmentedRecordHeader(store.kv("users")._partitions[0]), b"x")
     aside.add("users", 7, 0, (section,), KeyError("ours"))
-    for told in (run("check", store.path), run("resume", store.path, "users")):
-        assert told.returncode == 1
-        assert "users" in told.stdout
-        assert "KeyError" in told.stdout
+    for ended in (run("check", store.path), run("resume", store.path, "users")):
+        assert ended.returncode == 1
+        assert "users" in ended.stdout
+        assert "KeyError" in ended.stdout
 
 
 def test_an_interrupt_at_any_moment_prints_no_traceback(store: Store) -> None:
@@ -130,15 +130,15 @@ def test_ctrl_c_in_a_long_command_says_in_one_line_what_it_left(
     home, name = under.rsplit(".", 1)
     owners = {"RemoteStore": penstock.RemoteStore, "Store": Store, "penstock": penstock, "disk_campaign": disk_campaign}
     monkeypatch.setattr(owners[home], name, interrupt)
-    given = [each.format(store=store.path, backups=backups, new=new) for each in arguments]
-    monkeypatch.setattr(sys, "argv", ["penstock", *given])
+    argv = [each.format(store=store.path, backups=backups, new=new) for each in arguments]
+    monkeypatch.setattr(sys, "argv", ["penstock", *argv])
     with pytest.raises(SystemExit) as ended:
         main()
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert ended.value.code == INTERRUPTED
-    assert told.err.startswith("penstock: interrupted: ")
-    assert told.err.count("\n") == 1
-    assert words in told.err
+    assert output.err.startswith("penstock: interrupted: ")
+    assert output.err.count("\n") == 1
+    assert words in output.err
     assert list(new.iterdir()) == []  # nothing is left but what the line names
     assert store.check().ok
 
@@ -149,8 +149,8 @@ def test_ctrl_c_after_a_restore_was_complete_says_so(
     store.backup(tmp_path / "backups")
     restore = penstock.restore
 
-    def interrupted_at_its_end(*given: Any, **named: Any) -> None:
-        restore(*given, **named)
+    def interrupted_at_its_end(*arguments: Any, **options: Any) -> None:
+        restore(*arguments, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(penstock, "restore", interrupted_at_its_end)

@@ -66,8 +66,8 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> tu
         for side in sides:
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()
-    seen: list[Any] = [side.getpeercert() for side in sides]
-    return tuple(certificate["subject"][0][0][1] for certificate in seen)
+    certificates: list[Any] = [side.getpeercert() for side in sides]
+    return tuple(certificate["subject"][0][0][1] for certificate in certificates)
 
 
 def test_keys_are_private(tmp_path: Path) -> None:

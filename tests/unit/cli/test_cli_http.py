@@ -149,8 +149,10 @@ def test_serve_has_it_beside(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as owner:
         try:
             until(answered)
-            asked = urllib.request.Request(f"https://localhost:{port}/console/api/hello", headers=request.headers)
-            with urllib.request.urlopen(asked, timeout=20, context=context) as answer:
+            hello_request = urllib.request.Request(
+                f"https://localhost:{port}/console/api/hello", headers=request.headers
+            )
+            with urllib.request.urlopen(hello_request, timeout=20, context=context) as answer:
                 hello = json.load(answer)["data"]
             assert (hello["client"], hello["write"]) == ("reader", False)
             (first,) = beside()

@@ -66,9 +66,9 @@ def test_three_members_in_five_commands(tmp_path: Path, running: list[subprocess
     members = [text for name, address in addresses.items() for text in ("--member", f"{name}={address}")]
     with penstock.open(tmp_path / "a") as alone:  # a store that began alone becomes the first member
         alone.kv("users").put(b"first", b"1", durable=True)
-    made = _penstock("init", str(folder), *members, "--from", str(tmp_path / "a"))
-    assert made.returncode == 0, made.stderr
-    token = made.stdout.strip().removeprefix("token=")
+    result = _penstock("init", str(folder), *members, "--from", str(tmp_path / "a"))
+    assert result.returncode == 0, result.stderr
+    token = result.stdout.strip().removeprefix("token=")
     for name in addresses:
         command = [*COMMAND, "run", str(folder), name, "--data", str(tmp_path / name)]
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
@@ -82,9 +82,9 @@ def test_three_members_in_five_commands(tmp_path: Path, running: list[subprocess
     stranger = _penstock("status", str(folder), "--token", "wrong")  # no member is away: each of them refuses it
     assert (stranger.returncode, stranger.stdout.count("\trefuses\t"), stranger.stderr.count("\n")) == (1, 3, 1)
     assert "token" in stranger.stderr
-    gone = running.pop()  # the machine of c is lost: it gets another address and an empty disk
-    gone.kill()
-    gone.communicate()
+    process = running.pop()  # the machine of c is lost: it gets another address and an empty disk
+    process.kill()
+    process.communicate()
     address = f"127.0.0.1:{_two_free_ports() + 16}"
     replaced = _penstock("replace", str(folder), "c", "--address", address)
     assert replaced.returncode == 0, replaced.stderr
@@ -105,15 +105,15 @@ def _await_status(folder: Path, token: str) -> None:
     """Wait until one member leads and two follow."""
     deadline = time.monotonic() + 60
     while True:
-        shown = _penstock("status", str(folder), PENSTOCK_TOKEN=token)
-        whole = shown.stdout.count("leads") == 1 and "away" not in shown.stdout
-        assert (shown.returncode, shown.stderr) == (0 if whole else 1, ""), shown.stdout  # a script sees it, too
-        if whole and shown.stdout.count("follows") == 2:
-            rows = [line.split("\t") for line in shown.stdout.splitlines()]
+        status = _penstock("status", str(folder), PENSTOCK_TOKEN=token)
+        whole = status.stdout.count("leads") == 1 and "away" not in status.stdout
+        assert (status.returncode, status.stderr) == (0 if whole else 1, ""), status.stdout  # a script sees it, too
+        if whole and status.stdout.count("follows") == 2:
+            rows = [line.split("\t") for line in status.stdout.splitlines()]
             assert sum(int(row[4]) for row in rows) > 0  # partitions have masters
             assert max(int(row[3]) for row in rows) > 0  # and the leader says what members have
             return
-        assert time.monotonic() < deadline, shown.stdout
+        assert time.monotonic() < deadline, status.stdout
 
 
 @pytest.mark.parametrize("descriptors", [8, 14, 18, 22])
@@ -139,14 +139,14 @@ def test_a_member_without_descriptors_waits_or_is_refused(
 
 
 def test_certificates_of_members(tmp_path: Path) -> None:
-    made = _penstock("certs", str(tmp_path / "set"), "--member", "a=127.0.0.1", "--member", "b=db.example")
-    assert made.returncode == 0, made.stderr
+    result = _penstock("certs", str(tmp_path / "set"), "--member", "a=127.0.0.1", "--member", "b=db.example")
+    assert result.returncode == 0, result.stderr
     names = {"authority.pem", "authority.key", "a.pem", "a.key", "b.pem", "b.key"}
     assert {path.name for path in (tmp_path / "set").iterdir()} == names
     for members in (("a",), ("a=",), ("a=x", "a=y"), ("1=x",), ("\u00e4=x",)):
-        told = _penstock("certs", str(tmp_path / "no"), *(text for each in members for text in ("--member", each)))
-        assert told.returncode != 0
-        assert "Traceback" not in told.stderr
+        ended = _penstock("certs", str(tmp_path / "no"), *(text for each in members for text in ("--member", each)))
+        assert ended.returncode != 0
+        assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_certificates_of_members(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_members_are_told(tmp_path: Path, members: tuple[str, ...]) -> None:
-    told = _penstock("init", str(tmp_path / "cluster"), *(text for each in members for text in ("--member", each)))
-    assert told.returncode != 0
-    assert "Traceback" not in told.stderr
+    result = _penstock("init", str(tmp_path / "cluster"), *(text for each in members for text in ("--member", each)))
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
     assert not (tmp_path / "cluster").exists()
 
 
@@ -245,17 +245,17 @@ def test_the_policy_of_masters_is_recorded(tmp_path: Path) -> None:
         (tmp_path / "cluster.toml").write_text(f'cluster = "{CLUSTER}"\nmasters = {wrong}\n{member}')
         with pytest.raises(Invalid, match=r"cluster\.toml is not the file of a cluster"):
             read_cluster(tmp_path)
-    told = _penstock("init", str(tmp_path / "no"), "--member", "a=127.0.0.1:1", "--masters", "fixed:b")
-    assert told.returncode != 0
-    assert "masters is 'fixed:b'" in told.stderr
+    result = _penstock("init", str(tmp_path / "no"), "--member", "a=127.0.0.1:1", "--masters", "fixed:b")
+    assert result.returncode != 0
+    assert "masters is 'fixed:b'" in result.stderr
     assert not (tmp_path / "no").exists()
 
 
 def test_a_folder_without_a_cluster_is_told(tmp_path: Path) -> None:
-    told = _penstock("run", str(tmp_path), "a", "--data", str(tmp_path / "a"))
-    assert told.returncode != 0
-    assert "cluster.toml" in told.stderr
+    result = _penstock("run", str(tmp_path), "a", "--data", str(tmp_path / "a"))
+    assert result.returncode != 0
+    assert "cluster.toml" in result.stderr
     assert not (tmp_path / "a").exists()
-    told = _penstock("replace", str(tmp_path), "a")
-    assert told.returncode != 0
-    assert "cluster.toml" in told.stderr
+    result = _penstock("replace", str(tmp_path), "a")
+    assert result.returncode != 0
+    assert "cluster.toml" in result.stderr

@@ -60,8 +60,8 @@ WITHOUT_A_STORE = {
 
 
 def test_the_table_is_complete() -> None:
-    found = {path for path, _ in commands_below(typer.main.get_command(app))}
-    assert found == set(ON_A_STORE) | set(CELLS) | WITHOUT_A_STORE
+    paths = {path for path, _ in commands_below(typer.main.get_command(app))}
+    assert paths == set(ON_A_STORE) | set(CELLS) | WITHOUT_A_STORE
     assert not set(CELLS) & (set(ON_A_STORE) | WITHOUT_A_STORE)
     assert all(set(codes) == set(STATES) for _, codes in CELLS.values())
 
@@ -123,10 +123,10 @@ def test_commands_that_need_more_than_a_store(state: str, tmp_path: Path, files:
     serve += ["--tokens", str(files / "tokens")]
     with reached(state, tmp_path / "store", files) as (address, options):
         for path, (arguments, codes) in CELLS.items():
-            given = [str(tmp_path / "saved") if one == "TARGET" else one for one in arguments]
-            given = serve if given == ["SERVE"] else given
+            words = [str(tmp_path / "saved") if word == "TARGET" else word for word in arguments]
+            words = serve if words == ["SERVE"] else words
             more = [] if path in {("serve",), ("http",), ("salvage",)} else options
-            command = (*path, address, *given, *more)
+            command = (*path, address, *words, *more)
             (port,) = free_ports(1)
             ended = ended_by_a_signal(port, *command) if path in WAITS else run(*command)
             assert ended.code == codes[state], (command, ended)
@@ -187,10 +187,10 @@ def test_every_command_on_a_store_that_does_not_open(
     for path, (arguments, _) in (ON_A_STORE | CELLS).items():
         if path == ("salvage",):
             continue
-        given = [str(tmp_path / "new") if one == "BACKUPS" else one for one in arguments]
+        words = [str(tmp_path / "new") if word == "BACKUPS" else word for word in arguments]
         if path == ("serve",):
-            given = [*serve, "--tokens", str(files / "tokens")]
-        ended = run(*path, str(folder), *given)
+            words = [*serve, "--tokens", str(files / "tokens")]
+        ended = run(*path, str(folder), *words)
         assert (ended.code, ended.err.count("\n"), ended.data) == (code, 1, b""), (path, ended)
         assert ended.err.startswith("penstock: "), (path, ended)
         assert contents(folder) == before, path

@@ -170,9 +170,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list
 def test_every_command_is_here() -> None:
     import typer
 
-    found = {path for path, _ in commands_below(typer.main.get_command(app))}
-    assert found - set(ON_A_STORE) - ELSEWHERE == set()
-    assert (set(ON_A_STORE) | ELSEWHERE) - found == set()
+    paths = {path for path, _ in commands_below(typer.main.get_command(app))}
+    assert paths - set(ON_A_STORE) - ELSEWHERE == set()
+    assert (set(ON_A_STORE) | ELSEWHERE) - paths == set()
 
 
 @pytest.mark.parametrize("how", ["open", "served", "closed"])
@@ -190,8 +190,8 @@ def test_every_command_and_its_json(how: str, served: tuple[str, list[str], Path
                 store.drop(name)
             fill(store)
     for path, (arguments, shape) in ON_A_STORE.items():
-        given = [str(tmp_path / "backups") if one == "BACKUPS" else one for one in arguments]
-        ended = run(*path, address, *given, *options, *([] if shape is None else ["--json"]))
+        words = [str(tmp_path / "backups") if word == "BACKUPS" else word for word in arguments]
+        ended = run(*path, address, *words, *options, *([] if shape is None else ["--json"]))
         if how == "served" and path == ("backup",):
             assert (ended.code, "on that machine" in ended.err) == (2, True)
             continue
@@ -248,9 +248,9 @@ def flip(path: Path, at: int) -> None:
     """Change a bit of a file, in place."""
     with path.open("r+b") as file:
         file.seek(at)
-        found = file.read(1)
+        byte = file.read(1)
         file.seek(at)
-        file.write(bytes([found[0] ^ 1]))
+        file.write(bytes([byte[0] ^ 1]))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -279,8 +279,8 @@ def test_every_command_on_damaged_files(tmp_path: Path, monkeypatch: pytest.Monk
         flip(messages, 170)  # of the first message
         before = {file: file.read_bytes() for file in [*damaged, messages]}
         for path, (arguments, shape) in ON_A_STORE.items():
-            given = [str(tmp_path / "backups") if one == "BACKUPS" else one for one in arguments]
-            ended = run(*path, str(folder), *given, *([] if shape is None else ["--json"]))
+            words = [str(tmp_path / "backups") if word == "BACKUPS" else word for word in arguments]
+            ended = run(*path, str(folder), *words, *([] if shape is None else ["--json"]))
             assert ended.code == ON_DAMAGED_FILES[path], (path, ended)
             if ended.code in {2, 6}:
                 assert (ended.err.count("\n"), ended.data) == (1, b""), (path, ended)
@@ -341,12 +341,12 @@ def test_a_console_of_an_empty_store(tmp_path: Path) -> None:
         thread = Thread(target=interrupt)
         thread.start()
         try:
-            shown = run("console", str(tmp_path / "store"), "--port", str(port), "--json")
+            result = run("console", str(tmp_path / "store"), "--port", str(port), "--json")
         finally:
             ended.set()
             thread.join()
-    assert shown.code == 0, shown
-    assert mismatch({"address": str, "write": bool}, shown.data) == ""
+    assert result.code == 0, result
+    assert mismatch({"address": str, "write": bool}, result.data) == ""
 
 
 def test_cluster_commands_without_the_files_of_one(tmp_path: Path) -> None:
@@ -386,11 +386,11 @@ def test_a_value_comes_out_as_it_went_in(store: Store, value: bytes) -> None:
     assert run("put", path, "raw", "k", "-", stdin=value).code == 0
     assert store.kv("raw").get(b"k") == value
     assert run("get", path, "raw", "k").data == value
-    shown = run("get", path, "raw", "k", terminal=True).out
-    assert shown.count("\n") == 1
-    assert shown.rstrip("\n").isprintable()
+    text = run("get", path, "raw", "k", terminal=True).out
+    assert text.count("\n") == 1
+    assert text.rstrip("\n").isprintable()
     if value:
-        assert run("put", path, "raw", "again", shown.rstrip("\n")).code == 0
+        assert run("put", path, "raw", "again", text.rstrip("\n")).code == 0
         assert store.kv("raw").get(b"again") == value
     (row,) = run("scan", path, "raw", "--prefix", "k", "--json").objects
     expected: Any = value.decode() if value != b"\x00\xff" else {"hex": "00ff"}
@@ -446,11 +446,11 @@ def test_a_table_is_described_by_what_a_user_chose_and_counts(store: Store) -> N
     for name in ("one", "two"):
         consumer = queue.consumer(name)
         consumer.ack(consumer.get(9))
-    (shown,) = run("table", "describe", store.path, "described", "--json").objects
-    assert (shown["messages"], shown["consumers"]) == (9, 2)  # not one for each shard
+    (fields,) = run("table", "describe", store.path, "described", "--json").objects
+    assert (fields["messages"], fields["consumers"]) == (9, 2)  # not one for each shard
     store.vector("near", dimensions=3, metric="dot")
-    (shown,) = run("table", "describe", store.path, "near", "--json").objects
-    assert (shown["dimensions"], shown["metric"]) == (3, "dot")
+    (fields,) = run("table", "describe", store.path, "near", "--json").objects
+    assert (fields["dimensions"], fields["metric"]) == (3, "dot")
 
 
 def test_the_version_is_printed_and_no_variable_asks_for_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -574,12 +574,12 @@ def test_wrong_use_is_one_line(store: Store, tmp_path: Path) -> None:
 def test_a_job_is_shown_and_only_a_failed_one_is_retried(store: Store) -> None:
     store.kv("jobs").put(b"k", b"v", durable=True)
     store.compact("jobs")
-    (found,) = run("jobs", "list", store.path, "--table", "jobs", "--state", "done", "--json").objects
-    shown = run("jobs", "show", store.path, str(found["job"]), "--json").objects[0]
-    assert {name: shown[name] for name in ("job", "kind", "table", "state")} == {
-        "job": found["job"], "kind": "flush", "table": "jobs", "state": "done",
+    (job,) = run("jobs", "list", store.path, "--table", "jobs", "--state", "done", "--json").objects
+    details = run("jobs", "show", store.path, str(job["job"]), "--json").objects[0]
+    assert {name: details[name] for name in ("job", "kind", "table", "state")} == {
+        "job": job["job"], "kind": "flush", "table": "jobs", "state": "done",
     }  # fmt: skip
-    again = run("jobs", "retry", store.path, str(found["job"]))
+    again = run("jobs", "retry", store.path, str(job["job"]))
     assert (again.code, "has not failed" in again.err) == (2, True)
     assert [run("jobs", verb, store.path, "999999").code for verb in ("show", "retry")] == [3, 3]
 
@@ -597,9 +597,9 @@ def test_deleting_asks_first(store: Store) -> None:
 def test_a_token_that_the_server_takes(tmp_path: Path) -> None:
     from penstock.server.rights import Tokens
 
-    made = run("token", "new", "loader", "--right", "*=read", "--right", "events=write")
-    token = made.err.rsplit(" ", 1)[1].strip()
-    rights = Tokens.parse(made.out).rights_of(token)
+    result = run("token", "new", "loader", "--right", "*=read", "--right", "events=write")
+    token = result.err.rsplit(" ", 1)[1].strip()
+    rights = Tokens.parse(result.out).rights_of(token)
     assert rights is not None
     assert dict(rights.tables) == {"*": "read", "events": "write"}
 
@@ -626,10 +626,10 @@ def test_the_strongest_value_wins(store: Store, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PENSTOCK_QUEUE_TAIL_LIMIT", "3")
     assert lines() == 3
     assert lines("--limit", "4") == 4
-    shown = run("config", "show").out
-    assert "queue tail\tlimit\t3\t$PENSTOCK_QUEUE_TAIL_LIMIT" in shown
-    assert "get\ttoken\t(set)\tpenstock.toml" in shown
-    assert "t0p" not in shown
+    listing = run("config", "show").out
+    assert "queue tail\tlimit\t3\t$PENSTOCK_QUEUE_TAIL_LIMIT" in listing
+    assert "get\ttoken\t(set)\tpenstock.toml" in listing
+    assert "t0p" not in listing
     monkeypatch.delenv("PENSTOCK_QUEUE_TAIL_LIMIT")
     assert "queue tail\tlimit\t2\tpenstock.toml" in run("config", "show").out
 

@@ -57,8 +57,8 @@ ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 @pytest.mark.parametrize("variables", [ASCII, {"PYTHONIOENCODING": "latin-1"}], ids=["ascii", "latin-1"])
 def test_output_is_utf8_in_any_locale(store: Store, variables: dict[str, str]) -> None:
     assert shell("scan", store.path, "cities", variables=variables).stdout == "Zürich\t漢字\n".encode()
-    found = shell("get", store.path, "cities", "Zürich", variables=variables)  # the argument, too
-    assert (found.returncode, found.stdout) == (0, "漢字".encode())
+    result = shell("get", store.path, "cities", "Zürich", variables=variables)  # the argument, too
+    assert (result.returncode, result.stdout) == (0, "漢字".encode())
 
 
 def test_closed_streams_and_a_full_disk(store: Store) -> None:
@@ -120,8 +120,8 @@ def test_ctrl_c_ends_a_campaign_and_its_child_in_one_line(tmp_path: Path) -> Non
         os.sched_yield()
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    said = b"penstock: interrupted: the store of the trial was removed\n"
-    assert (process.returncode, out, err) == (130, b"", said)
+    expected = b"penstock: interrupted: the store of the trial was removed\n"
+    assert (process.returncode, out, err) == (130, b"", expected)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,29 +138,29 @@ def test_ctrl_c_while_lines_are_sent_says_how_many_are_durable(store: Store) -> 
         time.sleep(0.2)  # until its sender knows, too, and waits for the next line
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    said = b"penstock: interrupted: 3 messages are durable, the next ones may be\n"
-    assert (process.returncode, out, err) == (130, b"", said)
+    expected = b"penstock: interrupted: 3 messages are durable, the next ones may be\n"
+    assert (process.returncode, out, err) == (130, b"", expected)
 
 
 def numbers_of_commands() -> list[tuple[tuple[str, ...], str]]:
     """Return every option of every command that takes a number."""
     return [
-        (path, one.opts[0])
+        (path, parameter.opts[0])
         for path, command in commands_below(typer.main.get_command(app))
-        for one in command.params
-        if one.param_type_name == "option" and one.type_descriptor.annotation in {int, float}
+        for parameter in command.params
+        if parameter.param_type_name == "option" and parameter.type_descriptor.annotation in {int, float}
     ]
 
 
 def test_numbers_out_of_range_are_one_line(store: Store, tmp_path: Path) -> None:
-    found = numbers_of_commands()
-    assert len(found) > 40, found
-    for path, option in found:
+    options = numbers_of_commands()
+    assert len(options) > 40, options
+    for path, option in options:
         if path not in ON_A_STORE or option in {"--every-s", "--count", "--timeout-s", "--seconds"}:
             continue  # the rest may be as many as one likes, or are refused by their own tests
-        given = [str(tmp_path / "b") if one == "BACKUPS" else one for one in ON_A_STORE[path][0]]
+        words = [str(tmp_path / "b") if word == "BACKUPS" else word for word in ON_A_STORE[path][0]]
         for number in ("1" + "0" * 30, "-" + "1" + "0" * 30, "many"):
-            ended = run(*path, store.path, *given, f"{option}={number}")
+            ended = run(*path, store.path, *words, f"{option}={number}")
             assert ended.code in {2, 3}, (path, option, number, ended)
             assert (ended.err.count("\n"), ended.err.startswith("penstock: ")) == (1, True), (path, option, ended)
 

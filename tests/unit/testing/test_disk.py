@@ -28,15 +28,15 @@ def test_torn_keeps_sectors_by_chance_and_nothing_else() -> None:
     file.pwrite(b"o" * 2048, 0)
     file.fsync()
     file.pwrite(b"n" * 2000, 24)
-    found = set()
+    patterns = set()
     for seed in range(200):
         content = disk.image().restore("torn", seed).open("/f").pread(4096, 0)
         assert len(content) == 2048
         assert content[:24] == b"o" * 24
         sectors = [content[i : i + 512].lstrip(b"o") for i in range(0, 2048, 512)]
         assert all(set(sector.rstrip(b"o")) <= {ord("n")} for sector in sectors)
-        found.add(tuple(bool(sector) for sector in sectors))
-    assert len(found) == 16
+        patterns.add(tuple(bool(sector) for sector in sectors))
+    assert len(patterns) == 16
 
 
 def test_a_new_file_may_be_empty_or_zeroed_after_a_crash() -> None:
@@ -70,8 +70,8 @@ def test_names_survive_by_chance() -> None:
     disk.fsync_dir("/")
     disk.rename("/a", "/b")
     disk.create("/c")
-    seen = {tuple(sorted(disk.image().restore("torn", seed).listdir("/"))) for seed in range(100)}
-    assert seen == {("a",), ("b",), ("a", "c"), ("b", "c")}
+    listings = {tuple(sorted(disk.image().restore("torn", seed).listdir("/"))) for seed in range(100)}
+    assert listings == {("a",), ("b",), ("a", "c"), ("b", "c")}
 
 
 def test_faults() -> None:
@@ -113,9 +113,9 @@ class Careless:
         history.note("told", b"word")
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
-        told = [value for _, value in history.events]
+        acknowledged = [value for _, value in history.events]
         content = disk.open("/f").pread(10, 0) if disk.exists("/f") else b""
-        if told and content != b"word":
+        if acknowledged and content != b"word":
             if disk.damaged:
                 raise CorruptionError("/f", 0, "rotten")
             raise Violation(f"{content!r}")

@@ -62,8 +62,8 @@ def test_one_order_in_many_threads_is_none(checker: LockOrderChecker) -> None:
     def forwards() -> None:
         for _ in range(50):
             with a, b, c:
-                held = checker.lock_names()
-                wrong.extend([held] if held != ["a", "b", "c"] else [])
+                names = checker.lock_names()
+                wrong.extend([names] if names != ["a", "b", "c"] else [])
             with a, c:
                 pass
 
