@@ -83,26 +83,26 @@ def steered(folder: Path, *rules: Rule) -> tuple[list[str], int, Shim]:
 
 def test_calls_fail_as_told(tmp_path: Path) -> None:
     half = Rule("pwrite", "journal", "half", errno.ENOSPC, after=3)
-    said, code, shim = steered(tmp_path, Rule("fdatasync", "journal", "lost", errno.EIO), half)
+    output, code, shim = steered(tmp_path, Rule("fdatasync", "journal", "lost", errno.EIO), half)
     assert code == 0
-    assert said == ["5", "old!", "28", "old!1234"]
+    assert output == ["5", "old!", "28", "old!1234"]
     assert [(fault.call, fault.kind, fault.component) for fault in shim.faults()] == [
         ("fdatasync", "EIO", "journal"), ("pwrite", "ENOSPC", "journal"),
     ]  # fmt: skip
-    assert shim.seen()["pwrite", "journal"] == 3
+    assert shim.call_counts()["pwrite", "journal"] == 3
 
 
 def test_a_write_is_short_and_other_components_go_on(tmp_path: Path) -> None:
     other = Rule("pwrite", "sstable", "fail", errno.EIO)
-    said, _, shim = steered(tmp_path, Rule("pwrite", "journal", "short", after=3), other)
-    assert said == ["new!", "4", "new!1234"]
+    output, _, shim = steered(tmp_path, Rule("pwrite", "journal", "short", after=3), other)
+    assert output == ["new!", "4", "new!1234"]
     assert [fault.kind for fault in shim.faults()] == ["short"]
 
 
 def test_a_kill_loses_what_is_not_synced(tmp_path: Path) -> None:
-    said, code, shim = steered(tmp_path, Rule("fdatasync", "journal", "kill lost", 0))
+    output, code, shim = steered(tmp_path, Rule("fdatasync", "journal", "kill lost", 0))
     assert code == -9
-    assert said == []
+    assert output == []
     assert (tmp_path / "root" / "journal" / "1.log").read_bytes() == b"old!"
     assert [fault.kind for fault in shim.faults()] == ["kill lost"]
 
@@ -122,10 +122,10 @@ def test_a_seeded_bug_is_seen(tmp_path: Path, bug: str, rule: Rule) -> None:
     report = run(tmp_path, 1, [quiet(0, rule), quiet(1, rule)], bug)
     assert report.violations
     (tmp_path / "sound").mkdir()
-    sound = run(tmp_path / "sound", 1, [quiet(0, rule)])
-    assert sound.violations == []
+    clean = run(tmp_path / "sound", 1, [quiet(0, rule)])
+    assert clean.violations == []
     # The fault happened, so `after` is not larger than the number of such calls in a round.
-    assert (rule.call, rule.component) in report.reached() & sound.reached()
+    assert (rule.call, rule.component) in report.reached() & clean.reached()
 
 
 # -- the campaign
@@ -151,10 +151,10 @@ def chosen_rounds() -> range:
 def test_any_call_may_fail_and_anybody_die(tmp_path: Path) -> None:
     seed, rounds = int(os.environ.get("PENSTOCK_SEED", secrets.randbelow(1 << 32))), chosen_rounds()
     print(f"PENSTOCK_SEED={seed}")
-    wanted = CALLS.keys() - RARE
+    calls = CALLS.keys() - RARE
 
     def is_enough(report: Report) -> bool:
-        return report.struck >= FAULTS and report.kill_count >= KILLS and wanted <= report.reached()
+        return report.struck >= FAULTS and report.kill_count >= KILLS and calls <= report.reached()
 
     report = Campaign(tmp_path, seed).run(draw_rounds(seed, rounds), is_enough)
     print(report.show())
@@ -162,7 +162,7 @@ def test_any_call_may_fail_and_anybody_die(tmp_path: Path) -> None:
     if len(rounds) == ROUNDS_MAX:
         assert report.struck >= FAULTS
         assert report.kill_count >= KILLS
-        assert wanted - report.reached() == set(), "these calls never failed"
+        assert calls - report.reached() == set(), "these calls never failed"
         for error in ("EIO", "ENOSPC", "EMFILE", "short", "kill", "kill half", "kill lost"):
             assert any(kind == error for _, kind, _ in report.faults), f"{error} never happened"
         assert report.modes.keys() == {"owner", "served", "detached"}

@@ -52,7 +52,7 @@ def history() -> list[Event]:
     return [*events, *attempt(Operation("p", 14, "whole", whole), None), Saw("u", "b", ["s/p/00000012"])]
 
 
-def sound() -> Dump:
+def correct_dump() -> Dump:
     tables = {
         "a": {"m/p/00000001": "a,b,q", "m/p/00000005": "a,b", "n/p": count(2), "h/p/01": "three"},
         "b": {
@@ -70,8 +70,8 @@ def check(dump: Dump, events: list[Event] | None = None) -> list[str]:
 
 
 def test_what_is_right_is_right() -> None:
-    assert check(sound()) == []
-    other = sound()
+    assert check(correct_dump()) == []
+    other = correct_dump()
     other.tables["a"]["h/p/01"] = "two"  # the unknown put did not happen
     for part in range(2):  # and what a kill cut off neither
         del other.tables["b"][f"w/p/00000014/{part}"]
@@ -127,7 +127,7 @@ WRONG: dict[str, tuple[Spoil, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_seen(name: str) -> None:
     spoil, expected = WRONG[name]
-    dump = deepcopy(sound())
+    dump = deepcopy(correct_dump())
     spoil(dump)
     assert any(expected in text for text in check(dump)), check(dump)
 
@@ -144,15 +144,15 @@ def test_writes_happen_in_their_order() -> None:
 
 def test_a_used_token_is_not_taken_again() -> None:
     model = Model(["a", "b"], ["q", "r"], ["t_p"])
-    assert model.check([history()], sound()) == []
+    assert model.check([history()], correct_dump()) == []
     again = attempt(Operation("p", 20, "again", marks(5, queue=False), token=5), "done")
-    assert any("taken again" in text for text in model.check([again], sound()))
+    assert any("taken again" in text for text in model.check([again], correct_dump()))
 
 
 def test_what_was_seen_stays_the_truth() -> None:
     model = Model(["a", "b"], ["q", "r"], ["t_p"])
-    assert model.check([history()], sound()) == []
-    assert model.check([], sound()) == []
-    dump = sound()
+    assert model.check([history()], correct_dump()) == []
+    assert model.check([], correct_dump()) == []
+    dump = correct_dump()
     dump.tables["a"]["h/p/01"] = "two"  # was possible before "three" was seen
     assert any("wrong value" in text for text in model.check([], dump))

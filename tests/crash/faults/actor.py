@@ -58,11 +58,11 @@ def scratch_of(actor: str) -> str:
 class Actor(Attempts):
     """One who writes and reads."""
 
-    def __init__(self, name: str, store: Tables, *, seed: str, shim: Shim, **given: Any) -> None:
-        super().__init__(name, store, **given)
+    def __init__(self, name: str, store: Tables, *, seed: str, shim: Shim, **options: Any) -> None:
+        super().__init__(name, store, **options)
         self._chance = random.Random(seed)
         self._shim = shim
-        self._known: dict[tuple[str, str], str | None] = {}  # hot keys and counters of this process, where certain
+        self._expected: dict[tuple[str, str], str | None] = {}  # hot keys and counters of this process, where certain
         self._sent: dict[int, tuple[Operation, Word]] = {}  # by token
         self._last_mark = ""
         self._acknowledged: set[tuple[int, int]] = set()
@@ -210,14 +210,14 @@ class Actor(Attempts):
             token = self._chance.choice(tokens)
             self.send_again(*self._sent[token])
 
-    def send_again(self, first: Operation, known: Word) -> None:
-        """Send an operation with a token again; `known` is what became of it."""
+    def send_again(self, first: Operation, outcome: Word) -> None:
+        """Send an operation with a token again; `outcome` is what became of it."""
         assert first.token is not None
         operation = self.operation("again", effects=first.effects, token=first.token)
         word = self.attempt(operation, lambda: self._commit(operation))
-        if word == "done" and known in ("done", "duplicate"):
+        if word == "done" and outcome in ("done", "duplicate"):
             self.complain(f"token {first.token} was used, and is taken again")
-        if word == "duplicate" and known == "refused":
+        if word == "duplicate" and outcome == "refused":
             self.complain(f"token {first.token} was refused, and counts as used")
         if word in ("done", "duplicate"):
             self._sent[first.token] = first, "done"
@@ -237,15 +237,15 @@ class Actor(Attempts):
         operation = self.operation("load", effects=[Effect("put", "a", key, text) for key in keys], conditional=True)
 
         def act() -> None:
-            place = self.store.stage("a")[0]
-            self._shim.name_staged(place.file_name.removesuffix(".sst"))
+            staged = self.store.stage("a")[0]
+            self._shim.name_staged(staged.file_name.removesuffix(".sst"))
             fs, root = OsFileSystem(), self.store.path
-            identity = ChunkIdentity(store=self.store.identity, chunk_id=place.chunk_id)
-            writer = SstableWriter(fs, f"{root}/{place.file_name}", identity)
+            identity = ChunkIdentity(store=self.store.identity, chunk_id=staged.chunk_id)
+            writer = SstableWriter(fs, f"{root}/{staged.file_name}", identity)
             writer.append(Columns.of([key.encode() for key in keys], [text.encode()] * 3, lsns=0))
             writer.finish()
             with self.store.batch() as batch:
-                batch.adopt("a", [sealed(fs, root, place)])
+                batch.adopt("a", [sealed(fs, root, staged)])
 
         self.attempt(operation, act)
 
@@ -276,12 +276,12 @@ class Actor(Attempts):
         _, _, messages = self.call("get", lambda: consumer.get(max=self._chance.randrange(1, 6)))
         if not messages:
             return
-        places = [(message.shard, message.sequence) for message in messages]
-        for place in self._acknowledged.intersection(places):
-            self.complain(f"message {place} was acknowledged, and is delivered again")
-        operation = self.operation("ack", messages=places, conditional=True)
+        positions = [(message.shard, message.sequence) for message in messages]
+        for position in self._acknowledged.intersection(positions):
+            self.complain(f"message {position} was acknowledged, and is delivered again")
+        operation = self.operation("ack", messages=positions, conditional=True)
         if self.attempt(operation, lambda: consumer.ack(messages)) == "done":
-            self._acknowledged.update(places)
+            self._acknowledged.update(positions)
 
     def _consumer(self, name: str) -> Consumer:
         queue = self.store.queue("q", create=False)
@@ -363,12 +363,12 @@ class Actor(Attempts):
 
     def read(self) -> None:
         """Keys that this actor alone writes."""
-        known = list(self._known)
-        for table, key in self._chance.sample(known, min(4, len(known))):
+        keys = list(self._expected)
+        for table, key in self._chance.sample(keys, min(4, len(keys))):
             word, _, value = self.call("get", partial(self._get, table, key))
             text = None if value is None else value.decode("latin-1")
-            if word == "done" and text != (wanted := self._known[table, key]):
-                self.complain(f"get gives {_shorten(text)} for {key} of table {table}, not {_shorten(wanted)}")
+            if word == "done" and text != (expected := self._expected[table, key]):
+                self.complain(f"get gives {_shorten(text)} for {key} of table {table}, not {_shorten(expected)}")
 
     def _get(self, table: str, key: str) -> bytes | None:
         value: bytes | None = self.store.kv(table, create=False).get(key.encode())
@@ -377,43 +377,43 @@ class Actor(Attempts):
     def _learn(self, operation: Operation, word: Word) -> None:
         for effect in operation.effects:
             if effect.kind == "range":
-                keys = [(table, key) for table, key in self._known if effect.key <= key < effect.value]
-                keys = [place for place in keys if place[0] == effect.table]
+                keys = [(table, key) for table, key in self._expected if effect.key <= key < effect.value]
+                keys = [row_id for row_id in keys if row_id[0] == effect.table]
             else:
                 keys = [(effect.table, effect.key)] if effect.key[0] in (HOT, COUNT) else []
-            for place in keys:
+            for row_id in keys:
                 if word == "done":
-                    self._learn_effect(place, effect)
+                    self._learn_effect(row_id, effect)
                 elif word == "unknown":
-                    self._known.pop(place, None)
+                    self._expected.pop(row_id, None)
 
-    def _learn_effect(self, place: tuple[str, str], effect: Effect) -> None:
+    def _learn_effect(self, row_id: tuple[str, str], effect: Effect) -> None:
         if effect.kind == "put":
-            self._known[place] = effect.value
+            self._expected[row_id] = effect.value
         elif effect.kind in ("delete", "range"):
-            self._known[place] = None
-        elif place in self._known:
-            total = number_of(self._known[place]) + effect.amount
-            self._known[place] = total.to_bytes(8, "little", signed=True).decode("latin-1")
+            self._expected[row_id] = None
+        elif row_id in self._expected:
+            total = number_of(self._expected[row_id]) + effect.amount
+            self._expected[row_id] = total.to_bytes(8, "little", signed=True).decode("latin-1")
 
 
-def perform(tables: Any, effect: Effect, **given: Any) -> None:
+def perform(tables: Any, effect: Effect, **options: Any) -> None:
     """Make a change in a store or a batch."""
     if effect.kind == "message":
         queue = tables.queue(effect.table)
-        queue.put(effect.value.encode(), key=effect.key.encode() or None, **given)
+        queue.put(effect.value.encode(), key=effect.key.encode() or None, **options)
         return
     table, key = tables.kv(effect.table), effect.key.encode()
     if effect.ttl_s:
-        given["ttl_s"] = effect.ttl_s
+        options["ttl_s"] = effect.ttl_s
     if effect.kind == "put":
-        table.put(key, effect.value.encode(), **given)
+        table.put(key, effect.value.encode(), **options)
     elif effect.kind == "delete":
-        table.delete(key, **given)
+        table.delete(key, **options)
     elif effect.kind == "range":
-        table.delete_range(key, effect.value.encode(), **given)
+        table.delete_range(key, effect.value.encode(), **options)
     else:
-        table.merge(key, effect.amount.to_bytes(8, "little", signed=True), operator="add_i64", **given)
+        table.merge(key, effect.amount.to_bytes(8, "little", signed=True), operator="add_i64", **options)
 
 
 def read_rows(pairs: Any) -> dict[str, str]:

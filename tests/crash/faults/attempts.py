@@ -46,12 +46,12 @@ class Watchdog:
     def __init__(self, history: HistoryWriter, stacks: TextIO) -> None:
         self._history = history
         self._stacks = stacks
-        self._calls: dict[int, tuple[str, float]] = {}  # by thread: what, and until when
+        self._calls: dict[int, tuple[str, float]] = {}  # by thread: the call, and its deadline
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def begin(self, what: str, limit_s: float | None = None) -> None:
-        limit_s = LIMIT_S.get(what, LIMIT_S_DEFAULT) if limit_s is None else limit_s
-        self._calls[threading.get_ident()] = what, time.monotonic() + limit_s + MARGIN_S
+    def begin(self, name: str, limit_s: float | None = None) -> None:
+        limit_s = LIMIT_S.get(name, LIMIT_S_DEFAULT) if limit_s is None else limit_s
+        self._calls[threading.get_ident()] = name, time.monotonic() + limit_s + MARGIN_S
 
     def end(self) -> None:
         self._calls.pop(threading.get_ident(), None)
@@ -59,10 +59,10 @@ class Watchdog:
     def _watch(self) -> None:
         while True:
             time.sleep(0.25)
-            for what, end_s in list(self._calls.values()):
+            for name, end_s in list(self._calls.values()):
                 if time.monotonic() > end_s:
                     faulthandler.dump_traceback(self._stacks, all_threads=True)
-                    self._history.write(Violation("watchdog", f"hangs: {what} did not end in its time"))
+                    self._history.write(Violation("watchdog", f"hangs: {name} did not end in its time"))
                     os._exit(HUNG)
 
 
@@ -81,14 +81,14 @@ class Attempts:
         self._ailing = False  # a write failed: see `heal`
         self._paused: set[str] = set()
 
-    def operation(self, what: str, **given: Any) -> Operation:
+    def operation(self, kind: str, **fields: Any) -> Operation:
         self._number += 1
-        return Operation(self.name, self._number, what, client=self.client, begun_s=time.time(), **given)
+        return Operation(self.name, self._number, kind, client=self.client, begun_s=time.time(), **fields)
 
     def attempt(self, operation: Operation, act: Callable[[], Any], *, awaited: bool = True) -> Word:
         """Do it; `act` may return "duplicate", or the position of an append."""
         self._history.write(operation)
-        word, error, answer = self.call(operation.what, act)
+        word, error, answer = self.call(operation.kind, act)
         if word == "done" and answer == "duplicate":
             word = "duplicate"
         if word == "done" and not awaited:
@@ -97,9 +97,9 @@ class Attempts:
         self._history.write(Outcome(self.name, operation.number, word, error, position, time.time()))
         return word
 
-    def call(self, what: str, act: Callable[[], Any]) -> tuple[Word, str, Any]:
+    def call(self, name: str, act: Callable[[], Any]) -> tuple[Word, str, Any]:
         """Do something within its time: done, refused or unknown, with the error and the answer."""
-        self._watchdog.begin(what)
+        self._watchdog.begin(name)
         try:
             return "done", "", act()
         except REFUSALS as error:
@@ -107,15 +107,15 @@ class Attempts:
             return "refused", _show(error), None
         except PenstockError as error:
             if isinstance(error, Restore):
-                self.complain(f"{what} speaks of damage, and there is none: {_show(error)}")
+                self.complain(f"{name} speaks of damage, and there is none: {_show(error)}")
             self._fall_ill(error)
             return "unknown", _show(error), None
         except OSError as error:
-            self.note(f"{what} raised {type(error).__name__} of the system")
+            self.note(f"{name} raised {type(error).__name__} of the system")
             self._ailing = True
             return "unknown", _show(error), None
         except Exception as error:
-            self.complain(f"{what} raised {_show(error)}")
+            self.complain(f"{name} raised {_show(error)}")
             self._ailing = True
             return "unknown", _show(error), None
         finally:

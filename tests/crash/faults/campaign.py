@@ -195,7 +195,7 @@ class Trial:
             yield self._task(plan, "use", ACTORS[1:3], kill_s=plan.client_kill_s, steps=plan.steps)
             yield self._task(plan, "use", ACTORS[3:], steps=plan.steps)
 
-    def _task(self, plan: Round, role: str, actors: Iterable[str], **given: Any) -> Task:
+    def _task(self, plan: Round, role: str, actors: Iterable[str], **options: Any) -> Task:
         name = f"{plan.number:04d}-{role}-{''.join(actors)}"
         return Task(
             role=role,
@@ -206,7 +206,7 @@ class Trial:
             actors=list(actors),
             first=(plan.number + 1) * NUMBERS,
             bug=self._bug,
-            **given,
+            **options,
         )
 
     def _run_tasks(self, plan: Round, tasks: list[Task]) -> list[str]:
@@ -300,20 +300,20 @@ def _some(wrong: list[str]) -> list[str]:
 
 def _tokens(histories: list[list[Event]]) -> list[tuple[Operation, Word]]:
     """The last operations with tokens, and what their senders know of them."""
-    found: dict[tuple[str, int], tuple[Operation, Word]] = {}
+    latest: dict[tuple[str, int], tuple[Operation, Word]] = {}
     for events in histories:
         words = {(event.actor, event.number): event.word for event in events if isinstance(event, Outcome)}
         for operation in events:
             if not isinstance(operation, Operation) or operation.token is None:
                 continue
             word = words.get((operation.actor, operation.number), "unknown")
-            before = found.get((operation.actor, operation.token))
+            before = latest.get((operation.actor, operation.token))
             if before is None or before[1] != "done":
-                found[operation.actor, operation.token] = operation, _known(before, word)
-    return list(found.values())
+                latest[operation.actor, operation.token] = operation, _merge_words(before, word)
+    return list(latest.values())
 
 
-def _known(before: tuple[Operation, Word] | None, word: Word) -> Word:
+def _merge_words(before: tuple[Operation, Word] | None, word: Word) -> Word:
     if word in ("done", "duplicate"):
         return "done"
     return "unknown" if word == "unknown" or (before is not None and before[1] == "unknown") else word
@@ -328,12 +328,12 @@ def _signal(pid: int, number: int) -> None:
 
 def _owners_of(root: str) -> list[int]:
     """Processes that clients started to own a store."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
         if b"penstock.server" in words and root.encode() in words:
-            found.append(int(path.parent.name))
-    return found
+            pids.append(int(path.parent.name))
+    return pids

@@ -43,7 +43,7 @@ class Operation(msgspec.Struct, tag="operation", frozen=True):
 
     actor: str
     number: int
-    what: str
+    kind: str
     effects: list[Effect] = []
     token: int | None = None
     conditional: bool = False  # it may be refused when it is applied, or happen later than it was written

@@ -59,19 +59,19 @@ class Attempt:
     operation: Operation
     outcome: Outcome | None = None  # None: its process was killed first
     epoch: int = 0  # of the actor: openings of its store before it
-    settled: bool = False  # a later flush made it durable
+    is_durable: bool = False  # a later flush made it durable
     happened: bool | None = None  # None: nobody knows
 
     @property
     def word(self) -> Word:
-        if self.settled:
+        if self.is_durable:
             return "done"
         return "unknown" if self.outcome is None else self.outcome.word
 
     @property
     def name(self) -> str:
         error = "" if self.outcome is None or not self.outcome.error else f", {self.outcome.error}"
-        return f"{self.operation.actor}.{self.operation.number} {self.operation.what} ({self.word}{error})"
+        return f"{self.operation.actor}.{self.operation.number} {self.operation.kind} ({self.word}{error})"
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Model:
         for effect in operation.effects:
             if effect.table in self._tables and attempt.happened is not False:
                 self._apply(effect, attempt)
-        if operation.what == "ack":
+        if operation.kind == "ack":
             self._maybe_acknowledged.update(operation.messages)
             if attempt.happened:
                 self._acknowledged.update(operation.messages)
@@ -180,13 +180,13 @@ class Model:
 
     def _check_tables(self, dump: Dump) -> Iterator[str]:
         for name, rows in self._tables.items():
-            seen = dump.tables.get(name)
-            if seen is None:
+            actual = dump.tables.get(name)
+            if actual is None:
                 if rows:
                     yield f"lost: table {name}"
                 continue
-            for key in sorted(rows.keys() | seen.keys()):
-                expected, text = rows.get(key, (ABSENT,)), seen.get(key)
+            for key in sorted(rows.keys() | actual.keys()):
+                expected, text = rows.get(key, (ABSENT,)), actual.get(key)
                 fitting = tuple(value for value in expected if value.fits(text, dump.begun_s, dump.ended_s))
                 if not fitting and key[0] == EPHEMERAL:
                     fitting = _ephemeral(expected, text, dump)
@@ -200,12 +200,12 @@ class Model:
     def _check_queues(self, attempts: list[Attempt], dump: Dump, identities: dict[str, Counter[str]]) -> Iterator[str]:
         for name, before in self._queues.items():
             now = dump.queues.get(name, [])
-            places = {(message.shard, message.sequence): message.payload for message in now}
+            payloads = {(message.shard, message.sequence): message.payload for message in now}
             for message in before:
-                place = message.shard, message.sequence
-                if places.get(place) != message.payload:
-                    was, now_is = _show(message.payload), _show(places.get(place))
-                    yield f"a message changed: {name} {place} was {was}, is {now_is}"
+                message_position = message.shard, message.sequence
+                if payloads.get(message_position) != message.payload:
+                    was, now_is = _show(message.payload), _show(payloads.get(message_position))
+                    yield f"a message changed: {name} {message_position} was {was}, is {now_is}"
             for identity, count in identities.get(name, Counter[str]()).items():
                 if count > 1:
                     yield f"doubled: message {identity} is {count} times in {name}"
@@ -214,24 +214,24 @@ class Model:
             self._queues[name] = now
         for attempt in attempts:
             position = None if attempt.outcome is None else attempt.outcome.position
-            if position is not None and (actual := _place_of(attempt, dump)) != position:
+            if position is not None and (actual := _position_of(attempt, dump)) != position:
                 yield f"moved: {attempt.name} was told {position}, and is at {actual}"
 
     def _check_consumers(self, dump: Dump) -> Iterator[str]:
         everything = {(message.shard, message.sequence) for message in dump.queues.get("q", [])}
-        works = {_work_place(key) for key in dump.tables.get("a", {}) if key.startswith("d/")}
+        works = {_work_position(key) for key in dump.tables.get("a", {}) if key.startswith("d/")}
         if "worker" in dump.delivered:
             delivered = set(dump.delivered["worker"])
-            for place in sorted(delivered & works):
-                yield f"worked off and delivered again: message {place}"
-            for place in sorted(everything - delivered - works):
-                yield f"acknowledged without its result: message {place}"
+            for position in sorted(delivered & works):
+                yield f"worked off and delivered again: message {position}"
+            for position in sorted(everything - delivered - works):
+                yield f"acknowledged without its result: message {position}"
         if "taker" in dump.delivered:
             delivered = set(dump.delivered["taker"])
-            for place in sorted(delivered & self._acknowledged):
-                yield f"acknowledged and delivered again: message {place}"
-            for place in sorted(everything - delivered - self._maybe_acknowledged):
-                yield f"never delivered: message {place}"
+            for position in sorted(delivered & self._acknowledged):
+                yield f"acknowledged and delivered again: message {position}"
+            for position in sorted(everything - delivered - self._maybe_acknowledged):
+                yield f"never delivered: message {position}"
             self._acknowledged = self._maybe_acknowledged = everything - delivered
             self._maybe_acknowledged = set(self._acknowledged)
 
@@ -275,9 +275,9 @@ def _attempts(events: list[Event]) -> list[Attempt]:
                 written.pop(event.actor, None)  # it may speak of those: a client is told late, and once
             if event.word == "written":
                 written[event.actor].append(attempt)
-            elif attempt.operation.what == "flush":
+            elif attempt.operation.kind == "flush":
                 for one in written.pop(event.actor, []):
-                    one.settled = event.word == "done"
+                    one.is_durable = event.word == "done"
         elif isinstance(event, Reopened):
             epochs[event.actor] += 1
             written.pop(event.actor, None)
@@ -308,8 +308,8 @@ def _out_of_order(attempts: list[Attempt]) -> Iterator[str]:
             continue
         # An error of the system, or of finding an owner, may have come before anything was written.
         error = "" if attempt.outcome is None else attempt.outcome.error
-        kept = attempt.word == "written" or (error.startswith("OutcomeUnknown") and not operation.client)
-        if kept and not attempt.happened:
+        is_accepted = attempt.word == "written" or (error.startswith("OutcomeUnknown") and not operation.client)
+        if is_accepted and not attempt.happened:
             missing.setdefault(name, attempt)
         elif attempt.happened and name in missing:
             yield f"out of order: {missing.pop(name).name} is missing before {attempt.name}"
@@ -396,13 +396,13 @@ def _strangers(name: str, now: list[Message], before: list[Message], attempts: l
         operation = put[identity]
         if operation.token is not None or operation.conditional:
             continue
-        place = message.shard, operation.actor
-        if operation.number < last.get(place, 0):
-            yield f"message {identity} of {name} stands behind {last[place]} of the same actor"
-        last[place] = operation.number
+        key = message.shard, operation.actor
+        if operation.number < last.get(key, 0):
+            yield f"message {identity} of {name} stands behind {last[key]} of the same actor"
+        last[key] = operation.number
 
 
-def _place_of(attempt: Attempt, dump: Dump) -> tuple[int, int] | None:
+def _position_of(attempt: Attempt, dump: Dump) -> tuple[int, int] | None:
     effect = attempt.operation.effects[0]
     for message in dump.queues.get(effect.table, []):
         if _identity(message.payload) == _identity(effect.value):
@@ -410,7 +410,7 @@ def _place_of(attempt: Attempt, dump: Dump) -> tuple[int, int] | None:
     return None
 
 
-def _work_place(key: str) -> tuple[int, int]:
+def _work_position(key: str) -> tuple[int, int]:
     _, shard, sequence = key.split("/")
     return int(shard), int(sequence)
 
@@ -420,15 +420,15 @@ def _work_place(key: str) -> tuple[int, int]:
 
 def _replay_scratch(table: ScratchTable, attempt: Attempt) -> None:
     operation, happened = attempt.operation, attempt.happened
-    if operation.what == "drop" and happened is not False:
+    if operation.kind == "drop" and happened is not False:
         table.may_drop = not happened
         table.births = {None} if happened else table.births | {None}
         table.rows = {} if happened else {key: (birth, False) for key, (birth, _) in table.rows.items()}
-    elif operation.what == "create" and happened is not False:
-        made: set[int | None] = {operation.birth if birth is None else birth for birth in table.births}
+    elif operation.kind == "create" and happened is not False:
+        births: set[int | None] = {operation.birth if birth is None else birth for birth in table.births}
         # "There" is an answer, not a write: a drop of unknown outcome may still come behind it.
-        table.births = made if happened and not table.may_drop else table.births | made
-    elif operation.what == "fill" and happened is not False:
+        table.births = births if happened and not table.may_drop else table.births | births
+    elif operation.kind == "fill" and happened is not False:
         if happened:  # behind every write before it, the drop too: that one came before the table was made, or never
             table.births, table.may_drop = table.births - {None} or {operation.birth}, False
         for effect in operation.effects:

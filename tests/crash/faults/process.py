@@ -236,9 +236,9 @@ class Owner:
             self._watchdog.end()
 
 
-def note_failure(history: HistoryWriter, what: str, error: Exception) -> None:
+def note_failure(history: HistoryWriter, text: str, error: Exception) -> None:
     """A fault may keep a store from opening; but nothing is damaged, and nobody must be told to restore it."""
-    history.write(Note(f"{what}: {type(error).__name__}"))
+    history.write(Note(f"{text}: {type(error).__name__}"))
     if isinstance(error, Restore):
         history.write(Violation("opening", f"speaks of damage, and there is none: {error}"))
 
@@ -333,8 +333,8 @@ def read(task: Task, history: HistoryWriter, watchdog: Watchdog) -> None:
     Path(task.dump).write_bytes(msgspec.json.encode(dump))
     watchdog.end()
     actors = {name: make_actor(name, store, task, history, watchdog, shim, client=False) for name in task.actors}
-    for operation, known in task.tokens:
-        actors[operation.actor].send_again(operation, known)
+    for operation, outcome in task.tokens:
+        actors[operation.actor].send_again(operation, outcome)
     if task.ending == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     watchdog.begin("close")
@@ -362,7 +362,7 @@ def _dump(store: Store) -> Dump:
 
 
 def _drain(store: Store, name: str) -> list[tuple[int, int]]:
-    consumer, places = store.queue("q", create=False).consumer(name), list[tuple[int, int]]()
+    consumer, positions = store.queue("q", create=False).consumer(name), list[tuple[int, int]]()
     while True:
         try:
             messages = consumer.get(max=4_096)
@@ -370,8 +370,8 @@ def _drain(store: Store, name: str) -> list[tuple[int, int]]:
             time.sleep(0.1)
             continue
         if not messages:
-            return places
-        places += [(message.shard, message.sequence) for message in messages]
+            return positions
+        positions += [(message.shard, message.sequence) for message in messages]
 
 
 _ROLES = {

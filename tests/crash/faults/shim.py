@@ -130,10 +130,10 @@ class Shim:
         assert len(root) < PATH_BYTES
         ctypes.memset(ctypes.addressof(self._block), 0, ctypes.sizeof(_Block))
         self._block.root = root.encode()
-        for place, rule in zip(self._block.rules, rules, strict=False):
-            place.call, place.component = CALLS.index(rule.call), COMPONENTS.index(rule.component)
-            place.mode, place.error = MODES.index(rule.mode), rule.error
-            place.countdown, place.times = rule.after, rule.times
+        for slot, rule in zip(self._block.rules, rules, strict=False):
+            slot.call, slot.component = CALLS.index(rule.call), COMPONENTS.index(rule.component)
+            slot.mode, slot.error = MODES.index(rule.mode), rule.error
+            slot.countdown, slot.times = rule.after, rule.times
         self._block.enabled = 1
 
     def arm(self) -> None:
@@ -146,9 +146,9 @@ class Shim:
 
     def name_staged(self, name: str) -> None:
         """Say that a file, named without its suffix and from the store's folder on, is a staged one."""
-        for place in self._block.staged:
-            if not place.value:
-                place.value = name.encode()
+        for slot in self._block.staged:
+            if not slot.value:
+                slot.value = name.encode()
                 return
 
     def faults(self) -> list[Fault]:
@@ -171,7 +171,7 @@ class Shim:
         """Whether a rule ended a process."""
         return any(fault.kills and fault.process == process for fault in self.faults())
 
-    def seen(self) -> dict[tuple[str, str], int]:
+    def call_counts(self) -> dict[tuple[str, str], int]:
         """How many calls there were, failed or not."""
         return {
             (call, component): self._block.seen[i][j]
