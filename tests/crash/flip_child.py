@@ -96,41 +96,41 @@ def build(root: str, part: int, *, close: bool) -> None:
 
 def everything(store: Store) -> dict[str, Any]:
     """All that a user can see."""
-    seen: dict[str, Any] = {"tables": sorted(store.tables())}
+    content: dict[str, Any] = {"tables": sorted(store.tables())}
     for name in ROWS_TABLES:
         table = store.kv(name, create=False)
         rows = dict(table.scan())
-        seen[name] = {key.decode("latin-1"): value.decode("latin-1") for key, value in rows.items()}
-        seen[f"{name} by key"] = [key.decode("latin-1") for key in rows if table.get(key) != rows[key]]
+        content[name] = {key.decode("latin-1"): value.decode("latin-1") for key, value in rows.items()}
+        content[f"{name} by key"] = [key.decode("latin-1") for key in rows if table.get(key) != rows[key]]
     for name in QUEUES:
         queue = store.queue(name, create=False)
-        seen[name] = [
+        content[name] = [
             [(message.sequence, message.payload.decode("latin-1")) for message in queue.read(shard, 1)]
             for shard in range(2)
             if queue.bounds()[shard].next > 1
         ]
-        seen[f"{name} bounds"] = [(bounds.first, bounds.next) for bounds in queue.bounds()]
+        content[f"{name} bounds"] = [(bounds.first, bounds.next) for bounds in queue.bounds()]
     queue = store.queue("queue", create=False)
-    seen["consumer"] = sorted(queue.consumer("reader").position.items())
-    seen["tokens"] = [number for number in range(5 * ROWS) if store._ledger.is_token_used("flips", number)]
-    return seen
+    content["consumer"] = sorted(queue.consumer("reader").position.items())
+    content["tokens"] = [number for number in range(5 * ROWS) if store._ledger.is_token_used("flips", number)]
+    return content
 
 
 def look(root: str) -> dict[str, Any]:
     """What an opening shows; and what was written and acknowledged there must be there after another one."""
     with open_store(root, settings=SETTINGS) as store:
-        seen = everything(store)
+        content = everything(store)
         for name in ROWS_TABLES:
             store.kv(name).put(b"later", b"kept", durable=True)
         for name in QUEUES:
             store.queue(name).put_many([b"later"], durable=True)
         ends = [bounds.next for name in QUEUES for bounds in store.queue(name).bounds()]
     with open_store(root, settings=SETTINGS) as store:
-        kept = [store.kv(name).get(b"later") for name in ROWS_TABLES]
+        values = [store.kv(name).get(b"later") for name in ROWS_TABLES]
         same = [bounds.next for name in QUEUES for bounds in store.queue(name).bounds()] == ends
-        if kept != [b"kept"] * len(ROWS_TABLES) or not same:
-            seen["later"] = f"what was acknowledged after the opening is gone: {kept}, {same}"
-    return seen
+        if values != [b"kept"] * len(ROWS_TABLES) or not same:
+            content["later"] = f"what was acknowledged after the opening is gone: {values}, {same}"
+    return content
 
 
 def answer(root: str) -> dict[str, Any]:

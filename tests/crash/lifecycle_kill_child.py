@@ -20,16 +20,16 @@ def main(root: str, life: int) -> None:
     while True:
         name = f"t{life}_{number}"
         storage = StorageOptions(chunk_dir="volumes/a") if number % 2 else None
-        for what, act in (
+        for state, act in (
             ("active", lambda: store.kv(name, storage=storage).put(b"k", b"v", durable=True)),  # noqa: B023
             ("draining", lambda: store.drain(name)),  # noqa: B023
             ("active", lambda: store.reactivate(name)),  # noqa: B023
             ("dropped", lambda: store.drop(name)),  # noqa: B023
         ):
-            print("try", name, what, flush=True)
+            print("try", name, state, flush=True)
             act()
-            print("told", name, what, flush=True)
-            if what == "active" and number % 3 == 2:
+            print("told", name, state, flush=True)
+            if state == "active" and number % 3 == 2:
                 break  # it lives on
         store._tasks.remove_dropped()
         number += 1

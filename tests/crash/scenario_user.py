@@ -41,9 +41,9 @@ class ScenarioUser:
                 self.history.note("never", self._count)
             self._mend()
         if flush:
-            self._told()
+            self._acknowledge()
 
-    def _told(self) -> None:
+    def _acknowledge(self) -> None:
         self.history.note("told", self._count)
 
     def _expect_fault(self) -> None:

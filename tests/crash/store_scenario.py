@@ -40,13 +40,13 @@ from penstock.testing import FakeClock, History, SimulatedDisk, Violation
 def play(history: History) -> tuple[StoreModel, list[tuple[int, Callable[[StoreModel], object]]]]:
     """The model of all that was told, and the events after it that may have happened."""
     never = {values[0] for word, *values in history.events if word == "never"}
-    told = max([0, *(values[0] for word, *values in history.events if word == "told")])
+    acknowledged = max([0, *(values[0] for word, *values in history.events if word == "told")])
     model, open_end = StoreModel(), []
     for word, *values in history.events:
         if word in ("told", "never", "time", "fed") or values[0] in never:
             continue
         step = _step(word, values)
-        if values[0] <= told:
+        if values[0] <= acknowledged:
             step(model)
         else:
             open_end.append((values[0], step))
@@ -96,9 +96,9 @@ class StoreUser(ScenarioUser):
         with suppress(TokenTooOld), self.store.batch(token=token) as batch:
             for write in writes:
                 perform(batch.kv(write.table), write)
-        found = "duplicate" if batch.duplicate else "accepted"
-        if expected != "too old" and found != expected:
-            raise Violation(f"token {token} is told to be {found}, but was {expected}")
+        outcome = "duplicate" if batch.duplicate else "accepted"
+        if expected != "too old" and outcome != expected:
+            raise Violation(f"token {token} is told to be {outcome}, but was {expected}")
 
     def load(self, pairs: dict[str, dict[bytes, bytes]], token: Token) -> None:
         """A batch by reference: files are built as an executor would, then committed. To the model it is a batch."""
@@ -109,15 +109,15 @@ class StoreUser(ScenarioUser):
         store = self.store
         with store.batch(token=token) as batch:
             for table, rows in pairs.items():
-                place = store.stage(table)[0]
-                identity = ChunkIdentity(store=store.identity, chunk_id=place.chunk_id)
+                staged = store.stage(table)[0]
+                identity = ChunkIdentity(store=store.identity, chunk_id=staged.chunk_id)
                 info = store.port.table(table)
                 assert info is not None
                 sealing = store._keys.files_of(info.table_id).sealing(0)
-                writer = SstableWriter(store._fs, f"{store.path}/{place.file_name}", identity, sealing=sealing)
+                writer = SstableWriter(store._fs, f"{store.path}/{staged.file_name}", identity, sealing=sealing)
                 writer.append(columns(puts(rows)))
                 writer.finish()
-                batch.adopt(table, [sealed(store._fs, store.path, place)])
+                batch.adopt(table, [sealed(store._fs, store.path, staged)])
 
     def _flush(self) -> None:
         try:
@@ -125,7 +125,7 @@ class StoreUser(ScenarioUser):
         except (OSError, PenstockError):
             self._expect_fault()
             self._mend()
-        self._told()
+        self._acknowledge()
 
     def check(self) -> None:
         """What is seen now is what was written, durable or not. What failed is mended first: it is not shown."""
@@ -137,10 +137,10 @@ class StoreUser(ScenarioUser):
         compare(read_all(self.store), model, self.clock)
 
 
-def compare(found: dict[str, dict[bytes, bytes]], model: StoreModel, clock: FakeClock) -> None:
+def compare(actual: dict[str, dict[bytes, bytes]], model: StoreModel, clock: FakeClock) -> None:
     expected = model.everything(clock.time_us())
-    if found != expected:
-        raise Violation(f"the store holds otherwise than it was told (found, expected): {difference(found, expected)}")
+    if actual != expected:
+        raise Violation(f"the store holds otherwise than it was told (found, expected): {difference(actual, expected)}")
 
 
 def rows(n: int, *tables: str) -> list[Write]:
@@ -215,7 +215,7 @@ class StoreScenario:
     def resume(self, disk: SimulatedDisk, history: History) -> None:
         user = self.open(disk, history)
         try:
-            self._settle(user)
+            self._find_end(user)
             self._submit_again(user)
             user.create("c")
             user.batch(rows(20, "c"), Token("resumed", len(history.events)))
@@ -227,18 +227,18 @@ class StoreScenario:
         finally:
             user.store.close()
 
-    def _settle(self, user: StoreUser) -> None:
+    def _find_end(self, user: StoreUser) -> None:
         """Find out how far the history went: all that was told, and then any number of what was only tried."""
         model, open_end = play(user.history)
-        found = read_all(user.store)
+        actual = read_all(user.store)
         states = [model]
         for _, step in open_end:
             states.append(states[-1].copy())
             step(states[-1])
         now_us = user.clock.time_us()
-        fitting = [at for at, state in enumerate(states) if state.everything(now_us) == found]
+        fitting = [at for at, state in enumerate(states) if state.everything(now_us) == actual]
         if not fitting:
-            wrong = difference(found, states[0].everything(now_us))
+            wrong = difference(actual, states[0].everything(now_us))
             raise Violation(f"no end of the history leads to what is found: {wrong} after {len(open_end)} open events")
         for index, _ in open_end[fitting[-1] :]:
             user.history.note("never", index)
@@ -260,16 +260,16 @@ class StoreScenario:
 
     def _snapshot_agrees(self, user: StoreUser) -> None:
         model, _ = play(user.history)
-        _, found = read_snapshot(user.store)
-        compare(found, model, user.clock)
+        _, actual = read_snapshot(user.store)
+        compare(actual, model, user.clock)
 
 
 def tokens_of(history: History) -> dict[Token, tuple[Sequence[Write], Token]]:
-    found: dict[Token, tuple[Sequence[Write], Token]] = {}
+    by_token: dict[Token, tuple[Sequence[Write], Token]] = {}
     for word, *values in history.events:
         if word == "batch" and values[2] is not None and values[2].producer in ("p", "q"):
-            found.setdefault(values[2], (values[1], values[2]))
-    return found
+            by_token.setdefault(values[2], (values[1], values[2]))
+    return by_token
 
 
 def flush_ledger(store: Store) -> None:

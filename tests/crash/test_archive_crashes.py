@@ -257,8 +257,8 @@ def listed_first(patch: pytest.MonkeyPatch) -> None:
 
     def early(self: ArchiveRun, number: int) -> None:
         numbers.append(number)
-        held = self._objects
-        self._objects = _Deferred(held)  # type: ignore[assignment]
+        objects = self._objects
+        self._objects = _Deferred(objects)  # type: ignore[assignment]
         upload_own(self, number)
 
     def late(self: ArchiveRun, listing: object) -> None:

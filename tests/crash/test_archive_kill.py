@@ -29,21 +29,21 @@ def lived(folder: Path, first: int, after: tuple[str, int]) -> tuple[int, int]:
         [sys.executable, archive_kill_child.__file__, str(folder), str(first)], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
-    said = {"written": [first], "archived": [0], "evicted": [0]}
+    numbers = {"written": [first], "archived": [0], "evicted": [0]}
     try:
         for line in child.stdout:
             word, value = line.split()
-            said[word].append(int(value))
-            if len(said[after[0]]) > after[1]:
+            numbers[word].append(int(value))
+            if len(numbers[after[0]]) > after[1]:
                 break
     finally:
         child.send_signal(signal.SIGKILL)
         for line in child.stdout.read().splitlines():
             if len(parts := line.split()) == 2:
-                said[parts[0]].append(int(parts[1]))
+                numbers[parts[0]].append(int(parts[1]))
         child.wait(30)
         child.stdout.close()
-    return max(said["written"]), max(said["archived"])
+    return max(numbers["written"]), max(numbers["archived"])
 
 
 def check(folder: Path, written: int, archived: int, kill: int) -> int:
@@ -59,8 +59,8 @@ def check(folder: Path, written: int, archived: int, kill: int) -> int:
                 objects.delete(heir.key)
         shutil.rmtree(again)
     with archive_kill_child.opened(folder) as store:
-        found = rounds_of(store)
-        assert found >= written
+        rounds = rounds_of(store)
+        assert rounds >= written
         for name in store.tables():
             if name.startswith("spare"):
                 store.drop(name)
@@ -75,8 +75,8 @@ def check(folder: Path, written: int, archived: int, kill: int) -> int:
         report = store.check()
         assert report.ok, report
         assert left_over(store, objects) == set()
-        assert rounds_of(store) == found
-    return found
+        assert rounds_of(store) == rounds
+    return rounds
 
 
 def left_over(store: penstock.Store, objects: ObjectStore) -> set[str]:

@@ -75,9 +75,9 @@ class BackupScenario:
         store = opened(disk, "/store")
         if rounds(store) < written:
             raise Violation(f"{written} rounds were written, and {rounds(store)} are there")
-        held = [self._restored(disk, listing) for listing in listings(disk)]
-        if backed_up > max(held, default=0) or sorted(held) != held:
-            raise Violation(f"{backed_up} rounds were backed up, and the backups have {held}")
+        round_counts = [self._restored(disk, listing) for listing in listings(disk)]
+        if backed_up > max(round_counts, default=0) or sorted(round_counts) != round_counts:
+            raise Violation(f"{backed_up} rounds were backed up, and the backups have {round_counts}")
         if backed_up:  # and backups go on; a store that never had one may lack its tables
             write(store, rounds(store))
             store.backup("/backups")
@@ -91,9 +91,9 @@ class BackupScenario:
         copy = opened(disk, path)
         if copy.statistics().durable_lsn < listing.lsn:
             raise Violation("a restored store ends before its backup's LSN")
-        found = rounds(copy)
+        count = rounds(copy)
         copy.close()
-        return found
+        return count
 
 
 def listings(disk: SimulatedDisk) -> list[BackupListing]:
@@ -154,9 +154,9 @@ def publish_early(folder: BackupFolder, listing: BackupListing) -> None:
 def listing_first(patch: pytest.MonkeyPatch) -> None:
     """Removes the files of an old backup before its listing."""
 
-    def remove(self: BackupFolder, gone: list[BackupListing], kept: list[BackupListing]) -> None:
-        self._sweep(kept)
-        for listing in gone:
+    def remove(self: BackupFolder, old: list[BackupListing], others: list[BackupListing]) -> None:
+        self._sweep(others)
+        for listing in old:
             self.fs.unlink(f"{self.own(listing.number)}/LISTING")
 
     patch.setattr(BackupFolder, "remove", remove)
@@ -199,14 +199,14 @@ def test_a_killed_owner_leaves_whole_backups_only(tmp_path: Path) -> None:
         report = penstock.restore(tmp_path / "backups", tmp_path / f"copy{kill}")
         assert report.number >= whole
         with penstock.open(tmp_path / f"copy{kill}") as copy:
-            held = backup_kill_child.rounds_of(copy)
+            copied = backup_kill_child.rounds_of(copy)
         with penstock.open(tmp_path / "store") as store:
-            found = backup_kill_child.rounds_of(store)
-            assert held <= found
-            assert found >= acknowledged
+            written = backup_kill_child.rounds_of(store)
+            assert copied <= written
+            assert written >= acknowledged
             with suppress(PenstockError):
                 store.resume("users")
             assert store.check().ok
             if kill:
                 assert store.backup(tmp_path / "backups").number == whole + 1  # in place of the half one
-        first = found
+        first = written

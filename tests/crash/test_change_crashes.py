@@ -32,22 +32,22 @@ class FeedUser(StoreUser):
         for name, rows in tables.items():
             info = self.store._ledger.table(name)
             assert info is not None
-            found = changes_of(self.store, name)
+            changes = changes_of(self.store, name)
             try:
-                rebuilt = follow({}, found, preimages=name == "c")
+                rebuilt = follow({}, changes, preimages=name == "c")
             except AssertionError as error:
                 raise Violation(f"the feed of {name} contradicts itself: {error}") from error
             if rebuilt != rows:
                 raise Violation(f"the feed of {name} leads to {rebuilt}, and the table holds {rows}")
-            self._same_as_before(info.table_id, found)
-            self.history.note("fed", info.table_id, found)
+            self._same_as_before(info.table_id, changes)
+            self.history.note("fed", info.table_id, changes)
 
-    def _same_as_before(self, table: int, found: list[Change]) -> None:
+    def _same_as_before(self, table: int, changes: list[Change]) -> None:
         """What a reader of the feed has seen stays."""
         noted = [values for word, *values in self.history.events if word == "fed"]
-        seen: list[list[Change]] = [fed for fed_table, fed in noted if fed_table == table]
-        if seen and found[: len(seen[-1])] != seen[-1]:
-            raise Violation(f"the feed of table {table} was {seen[-1]}, and is {found}")
+        earlier: list[list[Change]] = [fed for fed_table, fed in noted if fed_table == table]
+        if earlier and changes[: len(earlier[-1])] != earlier[-1]:
+            raise Violation(f"the feed of table {table} was {earlier[-1]}, and is {changes}")
 
 
 class FeedScenario(StoreScenario):

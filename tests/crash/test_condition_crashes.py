@@ -63,11 +63,11 @@ class ConditionScenario:
             store.close()
 
     def _check(self, store: Store, history: History) -> None:
-        told = max([0, *(values[0] for word, *values in history.events if word == "told")])
+        acknowledged = max([0, *(values[0] for word, *values in history.events if word == "told")])
         tried, lsn = max([(0, 0), *((values[0], values[1]) for word, *values in history.events if word == "try")])
         present = int(store.kv("state").get(b"n") or 0)
-        if present not in (told, tried):
-            raise Violation(f"the row holds {present}, although {told} was told and {tried} tried")
+        if present not in (acknowledged, tried):
+            raise Violation(f"the row holds {present}, although {acknowledged} was told and {tried} tried")
         if sorted(int(key) for key in store.kv("log", shards=2)) != list(range(1, present + 1)):
             raise Violation("a batch was written in part")
         if not tried:

@@ -172,13 +172,13 @@ def queue_in_famine(begin: int, length: int) -> tuple[int, int]:
     for step in steps:
         refused += persist(step)
         assert not user.queue.statistics().poisoned
-    first, found = observe(user.queue)
-    assert (first, len(found)) == (4, 3)
+    first, messages = observe(user.queue)
+    assert (first, len(messages)) == (4, 3)
     for image in (disk.image().restore("strict"), disk.image().restore("kept")):
         queue = queue_scenario.open_queue(image, 2)
-        seen = observe(queue)
-        Model.of(history).check(*seen, damaged=False)
-        assert seen == (first, found)
+        observed = observe(queue)
+        Model.of(history).check(*observed, damaged=False)
+        assert observed == (first, messages)
     refused += persist(user.queue.close)
     return disk.count, refused
 
@@ -235,15 +235,15 @@ def log_in_famine(begin: int) -> int:
         if number == 7:
             persist(lambda: log.truncate_back(log.synced - 1))
     assert not log.statistics().poisoned
-    kept: list[bytes] = []
+    bodies: list[bytes] = []
 
     def read() -> None:
-        kept[:] = [record.body[:2] for record in log]
+        bodies[:] = [record.body[:2] for record in log]
 
     persist(read)
-    assert kept[-6:] == [b"%02d" % number for number in (5, 6, 8, 9, 10, 11)]
+    assert bodies[-6:] == [b"%02d" % number for number in (5, 6, 8, 9, 10, 11)]
     with Log.open(disk.image().restore("strict"), "/log", random=random.Random(2), settings=settings) as after:
-        assert [record.body[:2] for record in after] == kept
+        assert [record.body[:2] for record in after] == bodies
     return disk.count
 
 

@@ -33,10 +33,10 @@ KINDS = ("flip", "flip", "flip", "cut", "zeros", "lose", "swap", "older", "older
 class Damage:
     kind: str
     path: str  # of a file, or of a folder
-    what: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.path} ({self.what})"
+        return f"{self.kind} {self.path} ({self.detail})"
 
 
 class Opener:
@@ -62,8 +62,8 @@ class Opener:
         line = self._child.stdout.readline()
         if not line:
             return {"outcome": "died", "text": f"the process ended with {self._child.wait(ANSWER_S_MAX)}"}
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def close(self) -> None:
         if self._child is not None:
@@ -76,11 +76,11 @@ class Opener:
 
 @contextmanager
 def opener(bug: str = "") -> Iterator[Opener]:
-    found = Opener(bug)
+    child = Opener(bug)
     try:
-        yield found
+        yield child
     finally:
-        found.close()
+        child.close()
 
 
 def load(root: Path) -> Image:
@@ -113,9 +113,9 @@ class Images:
         kind = chance.choice(KINDS)
         if kind == "older folder":
             folder = chance.choice(sorted({name.rpartition("/")[0] for name in self.older if "/" in name}))
-            gone = {name for name in image if name.startswith(f"{folder}/")}
+            old_names = {name for name in image if name.startswith(f"{folder}/")}
             copies = {name: content for name, content in self.older.items() if name.startswith(f"{folder}/")}
-            image = {name: content for name, content in image.items() if name not in gone} | copies
+            image = {name: content for name, content in image.items() if name not in old_names} | copies
             return image, Damage(kind, folder, "killed" if killed else "closed")
         tail = max(name for name in image if name.startswith("journal/"))
         # The end of a killed journal may be torn: nobody can tell that from damage.
@@ -124,9 +124,9 @@ class Images:
         for name in names:
             groups.setdefault(_group(name), []).append(name)
         path = chance.choice(groups[chance.choice(sorted(groups))])
-        what = "killed, " if killed else "closed, "
-        what += self._damage(image, path, kind, chance)
-        return image, Damage(kind, path, what)
+        detail = "killed, " if killed else "closed, "
+        detail += self._damage(image, path, kind, chance)
+        return image, Damage(kind, path, detail)
 
     def _damage(self, image: Image, path: str, kind: str, chance: random.Random) -> str:
         content = bytearray(image[path])
@@ -170,22 +170,22 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     return Images(older, closed, killed)
 
 
-def verdict(found: dict[str, Any], expected: dict[str, Any], image: Image, damage: Damage) -> str | None:
+def verdict(answer: dict[str, Any], expected: dict[str, Any], image: Image, damage: Damage) -> str | None:
     """What is wrong with the outcome of a trial."""
-    if found["outcome"] == "read":
-        wrong = [name for name in {*expected, *found["seen"]} if found["seen"].get(name) != expected.get(name)]
-        return f"opened, and shows other {wrong}: {_short(found['seen'], expected, wrong)}" if wrong else None
-    if found["outcome"] != "error":
-        return str(found["text"])
+    if answer["outcome"] == "read":
+        wrong = [name for name in {*expected, *answer["seen"]} if answer["seen"].get(name) != expected.get(name)]
+        return f"opened, and shows other {wrong}: {_short(answer['seen'], expected, wrong)}" if wrong else None
+    if answer["outcome"] != "error":
+        return str(answer["text"])
     # Of what is lost only the place can be named, and of a file in the place of another both may be.
     folder = damage.path.rpartition("/")[0] or damage.path
-    if damage.path not in found["text"] and folder not in found["text"]:
-        return f"the error does not name the file: {found['text']}"
+    if damage.path not in answer["text"] and folder not in answer["text"]:
+        return f"the error does not name the file: {answer['text']}"
     return None
 
 
-def _short(seen: dict[str, Any], expected: dict[str, Any], wrong: list[str]) -> str:
-    return "; ".join(f"{name}: {str(seen.get(name))[:200]} not {str(expected.get(name))[:200]}" for name in wrong)
+def _short(content: dict[str, Any], expected: dict[str, Any], wrong: list[str]) -> str:
+    return "; ".join(f"{name}: {str(content.get(name))[:200]} not {str(expected.get(name))[:200]}" for name in wrong)
 
 
 def trials(images: Images, root: Path, count: int, seed: int, mode: str = "") -> tuple[Counter[str], list[str]]:
@@ -195,17 +195,17 @@ def trials(images: Images, root: Path, count: int, seed: int, mode: str = "") ->
         expected = {}
         for name in ("closed", "killed"):
             lay_out(getattr(images, name), root)
-            found = child.open(root)
-            assert found["outcome"] == "read", found
-            assert "later" not in found["seen"]
-            expected[name] = found["seen"]
+            answer = child.open(root)
+            assert answer["outcome"] == "read", answer
+            assert "later" not in answer["seen"]
+            expected[name] = answer["seen"]
         assert expected["closed"] == expected["killed"]
         for number in range(count):
             image, damage = images.damaged(chance)
             lay_out(image, root)
-            found = child.open(root)
-            outcomes[f"{damage.kind}: {found['outcome']}"] += 1
-            reason = verdict(found, expected["closed"], image, damage)
+            answer = child.open(root)
+            outcomes[f"{damage.kind}: {answer['outcome']}"] += 1
+            reason = verdict(answer, expected["closed"], image, damage)
             if reason is not None:
                 wrong.append(f"trial {number} of seed {seed}: {damage}: {reason}")
     return outcomes, wrong
@@ -244,9 +244,9 @@ def rows_left_out(image: Image) -> Damage:
     """Pages of the manifest with rows of sstables say that they have one row: no checksum of a row can tell."""
     content = bytearray(image["manifest"])
     for page in range(2 * 4096, len(content), 4096):
-        held = bytes(content[page : page + 4096])
-        is_root = b"chunk_catalog" in held  # the names of all tables stand there, beside what an older use left
-        if held[10] == 2 and b".sst" in held and b"1-" in held and not is_root:
+        page_bytes = bytes(content[page : page + 4096])
+        is_root = b"chunk_catalog" in page_bytes  # the names of all tables stand there, beside what an older use left
+        if page_bytes[10] == 2 and b".sst" in page_bytes and b"1-" in page_bytes and not is_root:
             content[page + 12 : page + 14] = (16 + 2).to_bytes(2, "little")
     assert content != image["manifest"]
     image["manifest"] = bytes(content)

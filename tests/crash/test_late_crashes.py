@@ -30,15 +30,15 @@ class Trouble:
 
     def __init__(self) -> None:
         self.hangs = self.fails = False
-        self.seen: set[str] = set()  # states of its shard, and where its entries were
+        self.states: set[str] = set()  # states of its shard, and where its entries were
 
     def note(self, user: QueueUser) -> Partition:
         (partition,) = [one for one in user.store._dispatcher.opened() if one.descriptor.name == "a"]
-        self.seen.add(user.store._dispatcher.admission.state(partition).value)
+        self.states.add(user.store._dispatcher.admission.state(partition).value)
         if partition.deferred_from is not None:
-            self.seen.add("deferred")
+            self.states.add("deferred")
         if partition.spill.upto:
-            self.seen.add("spilled")
+            self.states.add("spilled")
         return partition
 
 
@@ -61,7 +61,7 @@ def _trouble(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(Backlogs, "drain", hanging)
     monkeypatch.setattr(QueueMachine, "apply", failing)
-    TROUBLE.seen.clear()
+    TROUBLE.states.clear()
     yield
     TROUBLE.hangs = TROUBLE.fails = False
 
@@ -119,7 +119,7 @@ class LateScenario(QueueStoreScenario):
 
 def test_crashes_in_every_late_state() -> None:
     report = explore(LateScenario(), modes=("strict",), depth=1, every=3)
-    assert {"active", "frozen", "throttled", "paused", "deferred", "spilled"} <= TROUBLE.seen
+    assert {"active", "frozen", "throttled", "paused", "deferred", "spilled"} <= TROUBLE.states
     assert report.missing("fdatasync /journal/", "commit /manifest", "unlink /journal/") == []
     assert report.crashes > 30
 

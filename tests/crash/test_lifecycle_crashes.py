@@ -55,8 +55,8 @@ def rows(store: Store) -> dict[int, Any]:
 
 def check_registry(store: Store) -> None:
     """The rows follow the ledger."""
-    found, ledger = rows(store), store._ledger
-    alive = {db_id: row for db_id, row in found.items() if not isinstance(row.status, Tombstoned)}
+    by_id, ledger = rows(store), store._ledger
+    alive = {db_id: row for db_id, row in by_id.items() if not isinstance(row.status, Tombstoned)}
     if {db_id: row.name for db_id, row in alive.items()} != {i: t.name for i, t in ledger.tables_by_id.items()}:
         raise Violation(f"rows of tables are {alive}, the ledger has {ledger.tables_by_id}")
     for db_id, row in alive.items():
@@ -66,7 +66,7 @@ def check_registry(store: Store) -> None:
         same = (row.options.compression, row.options.archive) == (storage.compression, storage.archive)
         if not same or row.config_hash != config_hash(info) or is_draining != (info.status is TableStatus.DRAINING):
             raise Violation(f"the row of {info.name} is {row}, the ledger has {info}")
-    for db_id, row in found.items():
+    for db_id, row in by_id.items():
         if db_id not in alive:
             tombstone = ledger.tombstones.get(db_id)
             if tombstone is None or row.status.tombstoned_at_epoch_ms != tombstone.dropped_us // 1_000:
@@ -133,12 +133,12 @@ STEPS: tuple[Callable[[Store], object], ...] = (
 def states() -> list[tuple[Any, ...]]:
     """Return the state before each step, and at the end."""
     with opened(SimulatedDisk()) as store:
-        found = [state_of(store)]
+        in_order = [state_of(store)]
         for step in STEPS:
             step(store)
             store.flush()
-            found.append(state_of(store))
-    return found
+            in_order.append(state_of(store))
+    return in_order
 
 
 class LifecycleScenario:
@@ -161,9 +161,9 @@ class LifecycleScenario:
         done = max([-1, *(values[0] for word, *values in history.events if word == "done")])
         with opened(disk) as store:
             check_registry(store)
-            found = state_of(store)
-            if found not in self._states[done + 1 : tried + 2]:
-                raise Violation(f"after step {done} of {tried} the tables are {found}")
+            state = state_of(store)
+            if state not in self._states[done + 1 : tried + 2]:
+                raise Violation(f"after step {done} of {tried} the tables are {state}")
             for info in store.port.tables():
                 if info.status is TableStatus.DRAINING:
                     try:
@@ -242,7 +242,7 @@ def test_a_seeded_bug_is_noticed(bug: Callable[[Patch], None]) -> None:
 
 
 def kill_rounds(root: str, rounds: int, seed: int = 7) -> None:
-    told: dict[str, str] = {}
+    acknowledged: dict[str, str] = {}
     chance = random.Random(seed)
     for number in range(rounds):
         with subprocess.Popen(
@@ -254,24 +254,24 @@ def kill_rounds(root: str, rounds: int, seed: int = 7) -> None:
             child.send_signal(signal.SIGKILL)
             lines += child.stdout.read().split("\n")[:-1]
         trying = ""
-        for word, name, what in (line.split() for line in lines if line.count(" ") == 2):
+        for word, name, state in (line.split() for line in lines if line.count(" ") == 2):
             if word == "try":
                 trying = name
             else:
-                told[name] = what
+                acknowledged[name] = state
                 trying = ""
         with open_store(root, settings=KILL_SETTINGS) as store:
             check_registry(store)
             alive = {info.name: info for info in store.port.tables()}
-            for name, what in told.items():
+            for name, state in acknowledged.items():
                 if name == trying:
                     continue
-                assert (name in alive) == (what != "dropped"), (name, what)
-                if what in ("active", "draining"):
-                    assert store.describe(name).status == what
+                assert (name in alive) == (state != "dropped"), (name, state)
+                if state in ("active", "draining"):
+                    assert store.describe(name).status == state
             for name in alive:
                 store.drop(name)
-            told = dict.fromkeys({*told, *alive}, "dropped")  # also the one whose drop was not answered
+            acknowledged = dict.fromkeys({*acknowledged, *alive}, "dropped")  # also the one whose drop was not answered
         with open_store(root, settings=KILL_SETTINGS) as store:
             store._tasks.clean_up()
             store._tasks.remove_dropped()

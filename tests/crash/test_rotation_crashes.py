@@ -138,9 +138,9 @@ def test_every_crash_of_a_rotation(mode: Mode) -> None:
 def rewrap_in_memory_only(patch: Patch) -> None:
     """The row of the ledger is not written: the replayed state has the old key."""
 
-    def rewrap(changes: _LedgerChanges, wanted: Rewrap) -> None:
+    def rewrap(changes: _LedgerChanges, request: Rewrap) -> None:
         put, changes.put = changes.put, lambda key, value: None  # type: ignore[method-assign]
-        changes._replace(wanted.table_id, "key", wanted.key)
+        changes._replace(request.table_id, "key", request.key)
         changes.put = put  # type: ignore[method-assign]
 
     patch.setattr(_LedgerChanges, "_rewrap", rewrap)

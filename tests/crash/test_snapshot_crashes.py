@@ -31,12 +31,12 @@ def write(store: Store, history: History, start: int, end: int) -> None:
 
 def check(store: Store, history: History, when: str) -> None:
     done = {values[0] for word, *values in history.events if word == "done"}
-    asked = {values[0] for word, *values in history.events if word == "asked"}
+    attempted = {values[0] for word, *values in history.events if word == "asked"}
     rows = dict(store.kv("t").scan())
     total = int.from_bytes(rows.pop(b"sum", b""), "little")
     keys = {int(key) for key in rows}
     messages = [int(payload) for payload in store.queue("q").to_arrow().column("payload").to_pylist()]
-    if not done <= keys <= asked:
+    if not done <= keys <= attempted:
         raise Violation(f"{when}: the rows are {sorted(keys)}, acknowledged were {sorted(done)}")
     if sorted(keys) != messages or total != len(keys):
         raise Violation(f"{when}: {len(keys)} rows, {total} counted, messages {messages}")
@@ -75,12 +75,12 @@ class Repairing:
             if not {"t", "q"} <= set(store.tables()):
                 return
             check(store, history, "after the crash")
-            kept = {values[0] for word, *values in history.events if word == "kept"}
+            tables = {values[0] for word, *values in history.events if word == "kept"}
             for name in ("t", "q"):
                 try:
                     store.repair(name)
                 except Invalid as error:
-                    if name in kept:
+                    if name in tables:
                         raise Violation(f"the snapshot of {name} is lost ({error})") from error
             check(store, history, "after a repair")
             number = 100 + len(history.events)

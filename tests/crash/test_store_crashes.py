@@ -199,8 +199,8 @@ def other_partition_forgotten(patch: Patch) -> None:
     def first(
         self: Dispatcher, record: JournalRecord, lsn: int, verdicts: Sequence[Verdict], decoded: Any
     ) -> Mapping[PartitionId, Entry]:
-        found = entries(self, record, lsn, verdicts, decoded)
-        return found if decoded is not None else dict(list(found.items())[:1])
+        by_partition = entries(self, record, lsn, verdicts, decoded)
+        return by_partition if decoded is not None else dict(list(by_partition.items())[:1])
 
     patch.setattr(Dispatcher, "_entries", first)
 

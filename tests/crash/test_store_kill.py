@@ -21,7 +21,7 @@ SCRIPT = Path(store_kill_child.__file__)
 
 def kill_rounds(root: str, rounds: int, seed: int = 2) -> None:
     chance = random.Random(seed)
-    told: dict[str, set[int]] = defaultdict(set)
+    acknowledged: dict[str, set[int]] = defaultdict(set)
     first = 0
     for _ in range(rounds):
         with subprocess.Popen(
@@ -36,11 +36,11 @@ def kill_rounds(root: str, rounds: int, seed: int = 2) -> None:
             lines += child.stdout.read().split("\n")[:-1]
         for word, producer, number in map(str.split, lines):
             assert word == "ack", f"{producer} {number} was called a duplicate"
-            told[producer].add(int(number))
-        first = check(root, told)
+            acknowledged[producer].add(int(number))
+        first = check(root, acknowledged)
 
 
-def check(root: str, told: dict[str, set[int]]) -> int:
+def check(root: str, acknowledged: dict[str, set[int]]) -> int:
     """Every acknowledged batch is there, every other entirely or not at all; the next number for all."""
     with open_store(root, settings=SETTINGS) as store:
         there: list[dict[str, set[int]]] = []
@@ -55,7 +55,7 @@ def check(root: str, told: dict[str, set[int]]) -> int:
                 assert int.from_bytes(table[b"n " + producer.encode()], "little") == len(numbers)
             there.append(dict(marks))
         assert there[0] == there[1] == there[2]
-        for producer, numbers in told.items():
+        for producer, numbers in acknowledged.items():
             assert numbers <= there[0].get(producer, set())
         first = 1 + max((max(numbers) for numbers in there[0].values()), default=-1)
         for producer, numbers in there[0].items():

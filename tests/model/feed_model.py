@@ -15,8 +15,8 @@ Change = tuple[int, str, bytes, Any]  # LSN, type, key, value
 
 
 def changes_of(store: Any, name: str, after: int | None = None) -> list[Change]:
-    found = store.kv(name, create=False).changes(after=after).to_arrow().to_pydict()
-    return list(zip(found["_commit_version"], found["_change_type"], found["key"], found["value"], strict=True))
+    columns = store.kv(name, create=False).changes(after=after).to_arrow().to_pydict()
+    return list(zip(columns["_commit_version"], columns["_change_type"], columns["key"], columns["value"], strict=True))
 
 
 def follow(rows: Rows, changes: Iterable[Change], *, preimages: bool) -> Rows:

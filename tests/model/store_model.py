@@ -147,13 +147,13 @@ def number(value: int) -> bytes:
 
 def read_all(store: Store) -> dict[str, dict[bytes, bytes]]:
     """Everything that a user can see, by scans; gets must agree with them."""
-    found: dict[str, dict[bytes, bytes]] = {}
+    content: dict[str, dict[bytes, bytes]] = {}
     for name in store.tables():
         table = store.kv(name, create=False)
-        found[name] = dict(table.scan())
-        for key, value in found[name].items():
+        content[name] = dict(table.scan())
+        for key, value in content[name].items():
             assert table.get(key) == value, f"get({key!r}) of {name} disagrees with the scan"
-    return found
+    return content
 
 
 def read_snapshot(store: Store) -> tuple[int, dict[str, dict[bytes, bytes]]]:
@@ -161,18 +161,18 @@ def read_snapshot(store: Store) -> tuple[int, dict[str, dict[bytes, bytes]]]:
         return snapshot.lsn, {name: dict(snapshot.kv(name).scan()) for name in store.tables()}
 
 
-def difference(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    """Where two states differ: (found, expected)."""
+def difference(actual: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """Where two states differ: (actual, expected)."""
     return {
         name: {
-            key: (found.get(name, {}).get(key), expected.get(name, {}).get(key))
-            for key in {*found.get(name, {}), *expected.get(name, {})}
-            if found.get(name, {}).get(key) != expected.get(name, {}).get(key)
+            key: (actual.get(name, {}).get(key), expected.get(name, {}).get(key))
+            for key in {*actual.get(name, {}), *expected.get(name, {})}
+            if actual.get(name, {}).get(key) != expected.get(name, {}).get(key)
         }
-        if name in found and name in expected
-        else (name in found, name in expected)
-        for name in {*found, *expected}
-        if found.get(name) != expected.get(name)
+        if name in actual and name in expected
+        else (name in actual, name in expected)
+        for name in {*actual, *expected}
+        if actual.get(name) != expected.get(name)
     }
 
 

@@ -37,14 +37,14 @@ from penstock.testing import FakeClock, SimulatedDisk
 
 BYTES_MAX = 64
 Draw = Callable[..., Any]
-_PLACES = (operators, section, table, values, validation)
+_MODULES = (operators, section, table, values, validation)
 
 
 @contextmanager
 def small_limits(seed: Callable[[pytest.MonkeyPatch], None] | None = None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for place in _PLACES:
-            patch.setattr(place, "VALUE_BYTES_MAX", BYTES_MAX)
+        for module in _MODULES:
+            patch.setattr(module, "VALUE_BYTES_MAX", BYTES_MAX)
         patch.setattr(operators, "UNION_ITEMS_MAX", 4)
         patch.setattr(operators, "UNION_ITEM_BYTES_MAX", 12)
         patch.setattr("penstock.lsm.writer.ROW_BYTES_MAX", 2 * BYTES_MAX + (1 << 16))  # as much more as it really is
@@ -161,10 +161,10 @@ def queue_payload(draw: Draw) -> bytes:
     puts = queue_section.Puts()
     for _ in range(draw(st.integers(0, 2))):
         count = draw(st.integers(1, 3))
-        told = (
+        visible_us = (
             [draw(st.sampled_from([0, 1, -(1 << 61), 1 << 61])) for _ in range(count)] if draw(st.booleans()) else None
         )
-        batch = Messages.of([draw(st.binary(max_size=9)) for _ in range(count)], None, told)
+        batch = Messages.of([draw(st.binary(max_size=9)) for _ in range(count)], None, visible_us)
         puts.add_many(batch.encode(lsn=0, time_us=queue_section.NO_TIME))  # unchecked
     payload = bytearray(queue_section.encode(puts))
     if draw(st.integers(0, 4)) == 0:
@@ -247,7 +247,7 @@ class Total:
     def read(self) -> dict[str, Any]:
         """All that anybody can read, in every way there is."""
         assert self.store.troubles() == []
-        found: dict[str, Any] = {}
+        content: dict[str, Any] = {}
         for name in self.tables:
             kv = self.store.kv(name, create=False)
             rows = {key: repr(value) for key, value in kv.scan()}
@@ -255,13 +255,13 @@ class Total:
             arrow = kv.to_arrow()
             assert sorted(arrow["key"].to_pylist()) == sorted(rows)
             with self.store.snapshot() as snapshot:
-                shown = {key: repr(value) for key, value in snapshot.kv(name).scan()}
-                assert snapshot.kv(name).to_arrow().num_rows == len(shown)
-            found[name] = rows
+                rows_in_snapshot = {key: repr(value) for key, value in snapshot.kv(name).scan()}
+                assert snapshot.kv(name).to_arrow().num_rows == len(rows_in_snapshot)
+            content[name] = rows
         queue = self.store.queue("events", create=False)
-        found["events"] = queue.to_arrow().to_pylist()
-        assert len(queue.read()) == min(1_000, len(found["events"]))
-        return found
+        content["events"] = queue.to_arrow().to_pylist()
+        assert len(queue.read()) == min(1_000, len(content["events"]))
+        return content
 
 
 STEPS = [Total.call] * 6 + [Total.batch, Total.send, Total.send, Total.send, Total.wait, Total.flush]

@@ -19,7 +19,7 @@ class FeedMachine(StoreMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: dict[int, tuple[int, Rows]] = {}  # by table: an LSN and the rows at it
+        self.last_read: dict[int, tuple[int, Rows]] = {}  # by table: an LSN and the rows at it
 
     def _create(self, name: str) -> None:
         self.store.kv(name, shards=NAMES[name], changes=penstock.ChangeOptions(preimages=name == "b"))
@@ -49,13 +49,13 @@ class FeedMachine(StoreMachine):
         for name in self.model.tables:
             info = self.store._ledger.table(name)
             assert info is not None
-            lsn, rows = self.seen.get(info.table_id, (0, {}))
+            lsn, rows = self.last_read.get(info.table_id, (0, {}))
             with self.store.snapshot() as snapshot:
                 now = dict(snapshot.kv(name).scan())
                 fed = snapshot.table(name).changes(after=lsn).to_arrow()
                 assert fed.num_rows == 0 or fed["_commit_version"][-1].as_py() <= snapshot.lsn
                 assert follow(rows, changes_of(self.store, name, lsn), preimages=name == "b") == now
-                self.seen[info.table_id] = snapshot.lsn, now
+                self.last_read[info.table_id] = snapshot.lsn, now
             assert follow({}, changes_of(self.store, name), preimages=name == "b") == now, "rebuilt from the beginning"
 
     def teardown(self) -> None:

@@ -104,12 +104,12 @@ class FailingFlusher:
 
 
 def fold(layers: Layers[Sums, dict[str, int]], *, pending: bool) -> dict[str, int]:
-    found = Counter(layers.view)
+    sums = Counter(layers.view)
     for delta in layers.deltas:
-        found.update(delta.rows)
+        sums.update(delta.rows)
     if pending:
-        found.update(layers.pending.rows)
-    return dict(found)
+        sums.update(layers.pending.rows)
+    return dict(sums)
 
 
 class CoordinatorMachine(RuleBasedStateMachine):
@@ -176,7 +176,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def always(self) -> None:
-        self.settle_followers()
+        self.join_followers()
         if self.violations:
             raise self.violations[0]
         self.look()
@@ -184,13 +184,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
         assert statistics.waiters == statistics.waiting_writes == 0
         assert 0 <= statistics.pending_bytes + statistics.in_flight_bytes <= BYTES_MAX
 
-    def settle_followers(self) -> None:
-        for thread, epoch, what, outcome in self.followers:
+    def join_followers(self) -> None:
+        for thread, epoch, step, outcome in self.followers:
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), "a waiter hangs"
             if outcome == ["yes"]:
                 assert epoch <= self.synced(), "a follower was told durable before it is"
-                assert what != "follow_applied" or epoch <= self.coordinator.layers.applied
+                assert step != "follow_applied" or epoch <= self.coordinator.layers.applied
                 self.acknowledged = max(self.acknowledged, epoch)
             else:
                 assert isinstance(outcome[0], OutcomeUnknown | Poisoned), outcome
@@ -214,10 +214,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
             else:
                 self.follow(step)
 
-    def follow(self, what: str) -> None:
+    def follow(self, step: str) -> None:
         """Another thread waits for the last write. Returns when it does."""
         coordinator, epoch = self.coordinator, self.coordinator.last
-        wait: Callable[[int], object] = coordinator.flush if what == "follow" else coordinator.wait_applied
+        wait: Callable[[int], object] = coordinator.flush if step == "follow" else coordinator.wait_applied
         outcome: list[Any] = []
 
         def run() -> None:
@@ -235,7 +235,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
             if coordinator.statistics().waiters > before or outcome:
                 break
             tick.wait(0.0001)
-        self.followers.append((thread, epoch, what, outcome))
+        self.followers.append((thread, epoch, step, outcome))
 
     # -- rules
 
@@ -332,11 +332,11 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """The process dies: every acknowledged write is on the disk, in order, once; epochs of before get no answer."""
-        self.settle_followers()
-        old, found = self.coordinator.last, self.flusher.replay()
+        self.join_followers()
+        old, replayed = self.coordinator.last, self.flusher.replay()
         survived = max(self.synced(), self.incarnation << 40)
         assert self.acknowledged <= survived
-        assert found == self.expected(survived)
+        assert replayed == self.expected(survived)
         self.open()
         with pytest.raises(Lost):
             self.coordinator.flush(old)
@@ -355,7 +355,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
             assert failed
         else:
             assert self.flusher.replay() == self.expected(self.coordinator.last)
-        self.settle_followers()
+        self.join_followers()
 
 
 QUICK = settings(max_examples=120, stateful_step_count=30, deadline=None)
@@ -445,7 +445,7 @@ def forget_the_followers(patch: pytest.MonkeyPatch) -> None:
 def test_the_machine_finds(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     monkeypatch.setattr(sys.modules[__name__], "PATIENCE_S", 0.3)
-    found = settings(
+    search = settings(
         max_examples=300,
         stateful_step_count=30,
         deadline=None,
@@ -454,4 +454,4 @@ def test_the_machine_finds(bug: Callable[[pytest.MonkeyPatch], None], monkeypatc
         derandomize=True,
     )
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(CoordinatorMachine, settings=found)
+        run_state_machine_as_test(CoordinatorMachine, settings=search)

@@ -44,7 +44,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.disk, self.clock, self.model = SimulatedDisk(), FakeClock(), StoreModel()
         self.applied = StoreModel()  # what a snapshot must show: all up to the last flush
-        self.held: list[tuple[Any, dict[str, dict[bytes, bytes]]]] = []  # snapshots and what they showed at first
+        self.snapshots: list[tuple[Any, dict[str, dict[bytes, bytes]]]] = []  # snapshots and what they showed at first
         self.store = open_simulated(self.disk, self.clock)
 
     @initialize()
@@ -53,7 +53,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._create(name)
 
     def teardown(self) -> None:
-        for snapshot, _ in self.held:
+        for snapshot, _ in self.snapshots:
             snapshot.close()
         self.store.close()
 
@@ -142,9 +142,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(crash=st.booleans())
     def reopen(self, crash: bool) -> None:
         self.flush()
-        for snapshot, _ in self.held:
+        for snapshot, _ in self.snapshots:
             snapshot.close()
-        self.held.clear()
+        self.snapshots.clear()
         if crash:
             self.disk = self.disk.image().restore("strict")
         else:
@@ -164,34 +164,34 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         if table not in self.model.tables:
             return
-        found = list(self.store.kv(table).scan(start, end, prefix=prefix, reverse=reverse, limit=limit))
+        actual = list(self.store.kv(table).scan(start, end, prefix=prefix, reverse=reverse, limit=limit))
         expected = [
             (k, v)
             for k, v in sorted(self.model.live(table, self.clock.time_us()).items(), reverse=reverse)
             if k >= start and (end is None or k < end) and k.startswith(prefix)
         ]
-        assert found == (expected if limit is None else expected[:limit])
+        assert actual == (expected if limit is None else expected[:limit])
 
     @rule(table=tables)
     def arrow(self, table: str) -> None:
         if table in self.model.tables:
             batches = self.store.kv(table).to_arrow().to_pydict()
-            found = dict(zip(batches["key"], batches["value"], strict=True))
-            assert found == self.model.live(table, self.clock.time_us())
+            actual = dict(zip(batches["key"], batches["value"], strict=True))
+            assert actual == self.model.live(table, self.clock.time_us())
 
-    @precondition(lambda self: len(self.held) < 3)
+    @precondition(lambda self: len(self.snapshots) < 3)
     @rule()
     def take_snapshot(self) -> None:
         snapshot = self.store.snapshot()
         expected = self.applied.everything(self.clock.time_us())
-        self.held.append((snapshot, expected))
+        self.snapshots.append((snapshot, expected))
         assert snapshot.lsn == self.store._ledger.tree.lsn
 
     @rule()
     def read_snapshots(self) -> None:
-        for snapshot, expected in self.held:
-            found = {name: dict(snapshot.kv(name).scan()) for name in expected}
-            assert found == expected, difference(found, expected)
+        for snapshot, expected in self.snapshots:
+            actual = {name: dict(snapshot.kv(name).scan()) for name in expected}
+            assert actual == expected, difference(actual, expected)
 
     @invariant()
     def gets_agree(self) -> None:
@@ -204,8 +204,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def everything_agrees(self) -> None:
         expected = self.model.everything(self.clock.time_us())
-        found = read_all(self.store)
-        assert found == expected, difference(found, expected)
+        actual = read_all(self.store)
+        assert actual == expected, difference(actual, expected)
 
 
 class WatchedMachine(StoreMachine):
