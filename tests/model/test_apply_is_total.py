@@ -161,10 +161,10 @@ def queue_payload(draw: Draw) -> bytes:
     puts = queue_section.Puts()
     for _ in range(draw(st.integers(0, 2))):
         count = draw(st.integers(1, 3))
-        visible_us = (
+        times = (
             [draw(st.sampled_from([0, 1, -(1 << 61), 1 << 61])) for _ in range(count)] if draw(st.booleans()) else None
         )
-        batch = Messages.of([draw(st.binary(max_size=9)) for _ in range(count)], None, visible_us)
+        batch = Messages.of([draw(st.binary(max_size=9)) for _ in range(count)], None, times)
         puts.add_many(batch.encode(lsn=0, time_us=queue_section.NO_TIME))  # unchecked
     payload = bytearray(queue_section.encode(puts))
     if draw(st.integers(0, 4)) == 0:

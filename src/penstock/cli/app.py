@@ -121,7 +121,9 @@ def defaults_of(root: Any, config: dict[str, Any]) -> dict[str, Any]:
     names = {name for _, command in commands_below(root) for name in option_names(command)}
     if unknown := sorted(set(common) - names):
         raise Invalid(f"{config_path()}: no command has an option {unknown[0]}: see penstock --help")
-    return _defaults_below(root, {name: value for name, value in config.items() if isinstance(value, dict)}, common, ())
+    return _defaults_below(
+        root, {name: section for name, section in config.items() if isinstance(section, dict)}, common, ()
+    )
 
 
 def _defaults_below(

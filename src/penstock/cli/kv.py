@@ -41,7 +41,7 @@ def _short_key(key: Any) -> str:
 
 @command(app)
 def get(session: Session, table: Name, key: Key) -> None:
-    """Print the value of a key; byte for byte where the output is no terminal."""
+    """Print the value of a key; byte for byte where the output is not a terminal."""
     kv = _table(session, table)
     row_key = _key(kv, key)
     value = kv.get(row_key)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 BRAILLE = 0x2800
 DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a cell, by row and column
-COLORS = (36, 33, 35, 32, 34, 31)  # of terminals: the first lines are told apart by these
+COLORS = (36, 33, 35, 32, 34, 31)  # of terminals: they distinguish the first lines
 
 
 def plot(

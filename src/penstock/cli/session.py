@@ -74,7 +74,7 @@ class Session:
         return self._ends.enter_context(connection)
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something is deleted; end the command if the answer is no, or nobody can answer."""
+        """Ask before something is deleted; end the command if the answer is no, or if there is no one to ask."""
         if not yes:
             typer.confirm(question, abort=True)
 

@@ -132,7 +132,7 @@ def top(
 
 def _watch(session: Session, every_s: float, count: int) -> None:
     clock, draws = SystemClock(), session.out.draws
-    before, moment, looks = None, clock.monotonic_s(), 0
+    before, moment, refreshes = None, clock.monotonic_s(), 0
     while True:
         page, now = read_page(session.store, session.address), clock.monotonic_s()
         if session.out.json:
@@ -140,8 +140,8 @@ def _watch(session: Session, every_s: float, count: int) -> None:
         else:
             lines = page_lines(page, before, now - moment, color=session.out.color, urgent_first=True)
             print(screen(lines) if draws else "\n".join(lines), end="" if draws else "\n", flush=True)
-        before, moment, looks = page, now, looks + 1
-        if looks == count:
+        before, moment, refreshes = page, now, refreshes + 1
+        if refreshes == count:
             return
         pause(every_s)
 

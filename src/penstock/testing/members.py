@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nobody uses now."""
+    """Return loopback ports that are not in use now."""
     chance, ports = system_random(), list[int]()
     while len(ports) < count:
         port = 10_000 + int(chance.random() * 22_000)  # below those that the system gives to clients
