@@ -656,10 +656,10 @@ def test_a_failed_repair_ends_the_service_of_its_table(store: penstock.Store, mo
         return repair(self, number)
 
     monkeypatch.setattr(type(store._snapshots), "repair", fail)
-    before = store._port._services.known(store.port.table("events").table_id)  # type: ignore[union-attr]
+    before = store._port._services.find(store.port.table("events").table_id)  # type: ignore[union-attr]
     with pytest.raises(CorruptionError):
         store.repair("events")
-    assert store._port._services.known(store.port.table("events").table_id) is not before  # type: ignore[union-attr]
+    assert store._port._services.find(store.port.table("events").table_id) is not before  # type: ignore[union-attr]
 
 
 def test_a_service_is_made_once_although_another_one_ends(

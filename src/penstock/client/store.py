@@ -356,7 +356,7 @@ class RemoteStore(Tables):
         self._check_usable()
         self._port.recover()
 
-    def _known(self, name: str) -> TableInfo | None:
+    def _find_cached(self, name: str) -> TableInfo | None:
         self._check_usable()
         return self._port.recent(name) or self._find(name)
 

@@ -95,16 +95,16 @@ class Subscription(Generic[V_co]):
     ) -> None:
         self._read = read
         self._wait = wait
-        self._seen = read()[1] if after is None else after
+        self._epoch = read()[1] if after is None else after
 
     def latest(self) -> V_co:
         """Return the current view."""
-        view, self._seen = self._read()
+        view, self._epoch = self._read()
         return view
 
     def wait_newer(self, timeout_s: float) -> V_co:
         """Wait for a view newer than the last one returned (initially that of `subscribe`), or raise `WaitExpired`."""
-        self._wait(Epoch(self._seen + 1), timeout_s)
+        self._wait(Epoch(self._epoch + 1), timeout_s)
         return self.latest()
 
 

@@ -309,9 +309,9 @@ class Backlogs:
         if is_all:
             entries += journal
         with self._turn:
-            known = partition.backlog[-1].lsn if partition.backlog else 0
+            newest = partition.backlog[-1].lsn if partition.backlog else 0
             for entry in entries:
-                if entry.lsn > known:
+                if entry.lsn > newest:
                     partition.backlog.append(entry)
                     self._count(partition, 1, entry.size)
                     partition.deferred_operations -= 1

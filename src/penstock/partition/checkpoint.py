@@ -230,7 +230,7 @@ class Checkpoint:
             self._commit(partition)
             with self._dispatcher.turn:
                 self._dispatcher.finish()
-                is_dropped = self._dispatcher.known(number) is not partition
+                is_dropped = self._dispatcher.find_open(number) is not partition
             if is_dropped:  # the row would stay forever
                 self._uncommit(partition)
                 continue

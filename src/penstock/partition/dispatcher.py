@@ -120,8 +120,8 @@ class Dispatcher(Moments):
         if len(groups) == 1 and len(groups[0].sections) == 1 and judgement.verdicts[0] is Verdict.ACCEPTED:
             section, source = groups[0].sections, None if decoded is None else tuple(decoded[0])  # nearly always
             partition = section[0].header.partition
-            known = partition >> SHARD_BITS in self.ledger.tables_by_id  # the ledger is not among them
-            entries = {partition: Entry(lsn, record.time_us, section, source)} if known else {}
+            is_table = partition >> SHARD_BITS in self.ledger.tables_by_id  # the ledger is not among them
+            entries = {partition: Entry(lsn, record.time_us, section, source)} if is_table else {}
         else:
             entries = self._entries(record, lsn, judgement.verdicts, decoded)
         # Before anything can fail: the journal must keep the record.
@@ -229,7 +229,7 @@ class Dispatcher(Moments):
 
     def press(self, table: int, shard: int, tree: Tree | None) -> None:
         """Slow the writers of a shard whose tree is slow; None: it is not any more."""
-        partition = self.known(partition_id(table, shard))
+        partition = self.find_open(partition_id(table, shard))
         if partition is not None:
             partition.slow_tree = tree
             if tree is not None:

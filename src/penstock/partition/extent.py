@@ -88,13 +88,15 @@ class JournalExtent:
     def check(self, end: LogEnd) -> None:
         """Raise `CorruptionError` if the journal lost its beginning or end, or if the manifest is an older copy."""
         row = self._manifest.get_wal_state(JOURNAL_KEY)
-        known = msgspec.msgpack.decode(row.detail, type=_End) if row is not None and row.detail else None
+        manifest_end = msgspec.msgpack.decode(row.detail, type=_End) if row is not None and row.detail else None
         # What a partition stored before a clean close is below the end of the journal then.
-        needed, incarnation = (0, 0) if known is not None and known.closed else highest_known(self._manifest)
-        if known is not None and row is not None:
-            self.was_idle = known.closed and known.was_idle
-            needed = max(needed, known.last, row.last_sealed_segment - 1)
-            incarnation = max(incarnation, known.incarnation)
+        needed, incarnation = (
+            (0, 0) if manifest_end is not None and manifest_end.closed else highest_known(self._manifest)
+        )
+        if manifest_end is not None and row is not None:
+            self.was_idle = manifest_end.closed and manifest_end.was_idle
+            needed = max(needed, manifest_end.last, row.last_sealed_segment - 1)
+            incarnation = max(incarnation, manifest_end.incarnation)
         if end.incarnation < incarnation:
             raise CorruptionError(
                 end.path,
@@ -108,7 +110,7 @@ class JournalExtent:
                 end.offset,
                 f"the journal ends at record {end.last}, but {needed} was durable: its end is missing",
             )
-        if known is None or row is None:
+        if manifest_end is None or row is None:
             return
         if end.first > row.stored_lsn + 1:
             raise CorruptionError(
@@ -117,11 +119,11 @@ class JournalExtent:
                 f"the journal begins at record {end.first}, but {row.stored_lsn + 1} may be needed: "
                 "its beginning is missing, or the manifest is an older copy",
             )
-        if known.closed and end.last > known.last:
+        if manifest_end.closed and end.last > manifest_end.last:
             raise CorruptionError(
                 self._manifest.path,
                 0,
-                f"it says that the journal was closed at record {known.last}, but that holds {end.last}: "
+                f"it says that the journal was closed at record {manifest_end.last}, but that holds {end.last}: "
                 "the manifest is an older copy",
             )
 

@@ -339,26 +339,26 @@ class _LedgerChanges:
             if key not in self._rows and is_idle(value, self._time_us):
                 self.put(key, None)
 
-    def _create(self, wanted: Create) -> None:
-        if wanted.name in self.tables:
+    def _create(self, operation: Create) -> None:
+        if operation.name in self.tables:
             return  # another writer created it first: both get the same table
-        partition_id(FIRST_TABLE, wanted.shards - 1)  # raises `Invalid` if there are too many shards
+        partition_id(FIRST_TABLE, operation.shards - 1)  # raises `Invalid` if there are too many shards
         last = self.get(b"i")
         table = FIRST_TABLE if last is None else _U64.unpack(last)[0] + 1
         info = TableInfo(
             table_id=table,
-            name=wanted.name,
-            kind=wanted.kind,
-            shards=wanted.shards,
-            options=wanted.options,
+            name=operation.name,
+            kind=operation.kind,
+            shards=operation.shards,
+            options=operation.options,
             created_lsn=self._lsn,
-            storage=wanted.storage,
+            storage=operation.storage,
             created_us=self._time_us,
-            key=wanted.key,
+            key=operation.key,
         )
         self.put(b"i", _U64.pack(table))
-        self.put(b"n" + wanted.name.encode(), _encode(info))
-        self.tables = {**self.tables, wanted.name: info}
+        self.put(b"n" + operation.name.encode(), _encode(info))
+        self.tables = {**self.tables, operation.name: info}
         self.created.append(info)
 
     def _drop(self, name: str) -> None:
@@ -375,24 +375,24 @@ class _LedgerChanges:
             self._rows = {key: value for key, value in self._rows.items() if not key.startswith(prefix)}
             self._ranges.append((prefix, kind_rows(info.table_id + 1)))
 
-    def _alter(self, wanted: Alter) -> None:
-        self._replace(wanted.table_id, "options", wanted.options, before=wanted.before)
+    def _alter(self, operation: Alter) -> None:
+        self._replace(operation.table_id, "options", operation.options, before=operation.before)
 
-    def _rewrap(self, wanted: Rewrap) -> None:
-        info = next((info for info in self.tables.values() if info.table_id == wanted.table_id), None)
-        if info is not None and info.key is not None and info.key.version == wanted.before:
-            self._replace(wanted.table_id, "key", wanted.key)
+    def _rewrap(self, operation: Rewrap) -> None:
+        info = next((info for info in self.tables.values() if info.table_id == operation.table_id), None)
+        if info is not None and info.key is not None and info.key.version == operation.before:
+            self._replace(operation.table_id, "key", operation.key)
 
     def _bury(self) -> None:
         """Forget tables that were dropped long ago, by record time, and the oldest above a limit."""
         surplus = len(self.tombstones) - TOMBSTONES_MAX
-        kept = dict(self.tombstones)
+        tombstones = dict(self.tombstones)
         for number, (table, one) in enumerate(sorted(self.tombstones.items(), key=lambda item: item[1].dropped_us)):
             if number < surplus or one.dropped_us + TOMBSTONE_US <= self._time_us:
-                del kept[table]
+                del tombstones[table]
                 self.put(b"d" + _U64.pack(table), None)
-        if len(kept) < len(self.tombstones):
-            self.tombstones = kept
+        if len(tombstones) < len(self.tombstones):
+            self.tombstones = tombstones
 
     def _replace(self, table: int, field: str, value: Any, *, before: Any = None) -> TableInfo | None:
         """Change a field of a table, if the table exists and the field is still `before`; return the table then."""

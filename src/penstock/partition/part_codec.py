@@ -38,9 +38,9 @@ def encode_parts(version: int, parts: Sequence[tuple[int, Sequence[bytes | memor
 
 def decode_parts(payload: bytes, version: int, decoders: Mapping[int, Callable[[memoryview], Any]]) -> Iterable[Any]:
     """Return the parts, decoded by type. Requires: within `decoding`."""
-    found, count = HEADER.unpack_from(payload)
-    if found != version:
-        raise ValueError(f"its version is {found}")
+    stored_version, count = HEADER.unpack_from(payload)
+    if stored_version != version:
+        raise ValueError(f"its version is {stored_version}")
     at, view = HEADER.size, memoryview(payload)
     if count > (len(payload) - at) // PART.size:
         raise ValueError("it is cut short")

@@ -19,13 +19,13 @@ Log = TypeVar("Log", bound="PartLog[Any]")
 class PartLog(Generic[Part]):
     """Pending writes of one shard, in order."""
 
-    __slots__ = ("_made", "log")
+    __slots__ = ("_cache", "log")
 
     plain: ClassVar[bool] = True  # sections of several groups may be joined: see `PendingDelta.absorb`
 
     def __init__(self, *parts: Part) -> None:
         self.log: list[Any] = list(parts)  # parts, or what becomes parts when the log is read
-        self._made: tuple[int, list[Part]] = (0, [])  # the length of the log, and its parts
+        self._cache: tuple[int, list[Part]] = (0, [])  # the length of the log, and its parts
 
     def update(self, other: PartLog[Part]) -> None:
         """Append the writes of another section."""
@@ -34,11 +34,11 @@ class PartLog(Generic[Part]):
     @property
     def parts(self) -> list[Part]:
         """The parts in order, made of the log."""
-        count, parts = self._made
+        count, parts = self._cache
         if count != len(self.log):
             count = len(self.log)
             parts = self._make(self.log[:count])
-            self._made = count, parts
+            self._cache = count, parts
         return parts
 
     def _make(self, log: list[Any]) -> list[Part]:

@@ -75,13 +75,13 @@ class PendingDelta(msgspec.Struct, eq=False):
         rows: list[tuple[Any, Any]] = [(open_sections, new)]  # maps, and what is added to them
         logs: list[tuple[Any, Any]] = []
         for number, part in sections:
-            known = open_sections.get(number)
-            if known is None:
+            section = open_sections.get(number)
+            if section is None:
                 new.setdefault(number, type(part)()).update(part)
-            elif isinstance(known, dict):
-                rows.append((known, part))
+            elif isinstance(section, dict):
+                rows.append((section, part))
             else:  # see `PartLog`
-                logs.append((known.log, part.log))
+                logs.append((section.log, part.log))
         # In one call, behind which alone a signal may arrive: an interrupt leaves the whole group or nothing of it.
         deque(chain(starmap(dict.update, rows), starmap(list.extend, logs)), maxlen=0)
         return True

@@ -115,7 +115,7 @@ class Roster(ABC):
         self.published = ledger.tree.lsn  # the last record that is applied everywhere; read without a lock
         self.torn = False  # a batch with a condition may be applied in one table and not yet in another
         self._partitions: dict[PartitionId, Partition] = {}  # guarded by turn; lookups need no lock
-        self.known = self._partitions.get  # an open partition, or None; called for every write
+        self.find_open = self._partitions.get  # an open partition, or None; called for every write
         self._closed = False  # guarded by turn
         # Guarded by turn: entries of partitions that could not be opened, because file descriptors ran out or because
         # this version cannot read the tables' options. They are few: writes to such a partition are refused.

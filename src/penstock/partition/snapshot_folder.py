@@ -147,8 +147,8 @@ class SnapshotFolder:
 
     # -- writing
 
-    def held(self, name: str) -> int:
-        """Return how many bytes of a file are here: an interrupted copy continues there."""
+    def size_of(self, name: str) -> int:
+        """Return how many bytes of a file are in this folder: an interrupted copy continues there."""
         path = f"{self.path}/{name}"
         if not self._fs.exists(path):
             return 0
@@ -226,7 +226,7 @@ class SnapshotFolder:
 
     def _copy(self, source: SnapshotFolder, header: PartitionSnapshotHeader) -> None:
         for one in header.files:
-            at = self.held(one.name)
+            at = self.size_of(one.name)
             if at < one.size or one.size == 0:
                 for chunk in read_chunks(self._fs, source.path, one.name, one.size, at):
                     self.write(chunk)

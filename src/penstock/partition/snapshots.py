@@ -217,7 +217,7 @@ class PartitionSnapshots:
                     folder.seal(header)
                 self._commit(partition, header.lsn)
             except BaseException:
-                row = self.kept(descriptor)  # a commit whose outcome was unknown may have named the snapshot
+                row = self.row_of(descriptor)  # a commit whose outcome was unknown may have named the snapshot
                 spill.floor = before if row is None else row.stored_lsn
                 raise
             spill.floor = header.lsn
@@ -233,16 +233,16 @@ class PartitionSnapshots:
     def _commit(self, partition: Partition, lsn: int) -> None:
         """Record a snapshot. Its row also says how far the log reaches: see `note_log`."""
         descriptor, upto = partition.descriptor, max(lsn, partition.spill.upto)
-        self._manifest.apply([PutWalState(_kept_key(descriptor), WalStateRecord(lsn, lsn, upto, upto))])
-        if self._dispatcher.known(descriptor.partition) is not partition:  # dropped meanwhile: the row would stay
-            self._manifest.apply([DeleteWalState(_kept_key(descriptor))])
+        self._manifest.apply([PutWalState(_row_key(descriptor), WalStateRecord(lsn, lsn, upto, upto))])
+        if self._dispatcher.find_open(descriptor.partition) is not partition:  # dropped meanwhile: the row would stay
+            self._manifest.apply([DeleteWalState(_row_key(descriptor))])
             raise NotFound(f"table {descriptor.name} was dropped")
 
     def discard(self, partition: Partition) -> None:
         """Remove a partition's snapshot: its log need not keep what is stored."""
         with self._alone(partition.descriptor.partition):
             self._installing(partition.descriptor).remove()
-            self._manifest.apply([DeleteWalState(_kept_key(partition.descriptor))])
+            self._manifest.apply([DeleteWalState(_row_key(partition.descriptor))])
             partition.spill.floor = None
             self._remove_snapshots(partition.descriptor)
 
@@ -252,22 +252,22 @@ class PartitionSnapshots:
             if name != f"{but:020d}":
                 SnapshotFolder(self._fs, f"{folder}/{name}").remove()
 
-    def kept(self, descriptor: PartitionDescriptor) -> WalStateRecord | None:
+    def row_of(self, descriptor: PartitionDescriptor) -> WalStateRecord | None:
         """Return the row of a partition's snapshot: `stored_lsn` is where it was taken, `durable_lsn` its log's end."""
-        return self._manifest.get_wal_state(_kept_key(descriptor))
+        return self._manifest.get_wal_state(_row_key(descriptor))
 
     def damaged(self, descriptor: PartitionDescriptor) -> list[CorruptionError]:
         """Read a partition's snapshot, if it has one; return what is damaged."""
-        row = self.kept(descriptor)
+        row = self.row_of(descriptor)
         return [] if row is None else list(self._saved(descriptor, row.stored_lsn).damaged())
 
     def log_reaches(self, descriptor: PartitionDescriptor, upto: int) -> list[ManifestOp]:
         """Return the operation that records how far the log of a partition with a snapshot reaches."""
-        row = self.kept(descriptor)
+        row = self.row_of(descriptor)
         if row is None:
             return []  # the snapshot is being taken
         lsn, upto = row.stored_lsn, max(row.stored_lsn, upto)
-        return [PutWalState(_kept_key(descriptor), WalStateRecord(lsn, lsn, upto, upto))]
+        return [PutWalState(_row_key(descriptor), WalStateRecord(lsn, lsn, upto, upto))]
 
     def log_bytes_max(self, descriptor: PartitionDescriptor, lsn: int) -> int:
         """Return how long the log may be before another snapshot is smaller than it."""
@@ -276,14 +276,14 @@ class PartitionSnapshots:
 
     def is_repairable(self, number: PartitionId) -> bool:
         """Whether `repair` can restore a partition."""
-        return self.kept(self._dispatcher.describe(number)) is not None
+        return self.row_of(self._dispatcher.describe(number)) is not None
 
     # -- installing
 
     def repair(self, number: PartitionId) -> PartitionSnapshotHeader:
         """Replace a partition's files by its own snapshot, and apply again all that was written since."""
         descriptor = self._dispatcher.describe(number)
-        row = self.kept(descriptor)
+        row = self.row_of(descriptor)
         if row is None:
             raise Invalid(
                 f"shard {descriptor.shard} of {descriptor.name} has no snapshot: restore the store from a backup; "
@@ -328,7 +328,7 @@ class PartitionSnapshots:
                 f"this snapshot was taken at record {header.index} of term {header.term}, here it is of term {term}: "
                 "it is of another history"
             )
-        row, first = self.kept(descriptor), self._consensus.first
+        row, first = self.row_of(descriptor), self._consensus.first
         in_log = row is not None and row.stored_lsn <= header.lsn
         if not in_log and first > header.index + 1:
             raise Invalid(
@@ -337,16 +337,16 @@ class PartitionSnapshots:
             )
         folder = f"{descriptor.folder}/"
         for chunk_id, chunk in header.chunks:
-            known = self._manifest.get_chunk(ChunkKey(descriptor.table_id, chunk_id))
-            if known is not None and not known.file_name.startswith(folder):
-                raise Invalid(f"chunk {chunk_id} of this snapshot is {known.file_name} here: export it anew")
+            current = self._manifest.get_chunk(ChunkKey(descriptor.table_id, chunk_id))
+            if current is not None and not current.file_name.startswith(folder):
+                raise Invalid(f"chunk {chunk_id} of this snapshot is {current.file_name} here: export it anew")
             if not chunk.file_name.startswith(folder):
                 raise Invalid(f"chunk {chunk_id} of this snapshot is {chunk.file_name}, outside {folder}")
 
     def _check_entries(self, header: PartitionSnapshotHeader, descriptor: PartitionDescriptor) -> None:
         """Raise `Invalid` if a later entry refers to files: these are merged into others, or go with the folder."""
         number = descriptor.partition
-        partition = self._dispatcher.known(number)
+        partition = self._dispatcher.find_open(number)
         spilled = () if partition is None else partition.spill.entries(header.lsn)
         for entry in chain(self._dispatcher.entries_after(number, header.lsn), spilled):
             if any(section.header.form == REFERENCE for section in entry.sections):
@@ -389,5 +389,5 @@ class PartitionSnapshots:
         return operations
 
 
-def _kept_key(descriptor: PartitionDescriptor) -> WalStateKey:
+def _row_key(descriptor: PartitionDescriptor) -> WalStateKey:
     return WalStateKey(descriptor.table_id, KEPT + descriptor.shard)

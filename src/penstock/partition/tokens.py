@@ -34,11 +34,11 @@ _decode = msgspec.msgpack.Decoder(_Tokens).decode
 def use_number(row: bytes | None, number: int, time_us: int) -> tuple[Verdict, bytes | None]:
     """Return the verdict on a number, and the producer's new row, which is None unless the number is accepted."""
     tokens = _Tokens(-1, b"", 0) if row is None else _decode(row)
-    seen = int.from_bytes(tokens.seen, "little")
+    window = int.from_bytes(tokens.seen, "little")
     if number > tokens.highest:
         shift = number - tokens.highest
         mask = (1 << TOKEN_WINDOW) - 1
-        seen = ((seen << shift) | (1 << (shift - 1))) & mask if tokens.highest >= 0 and shift <= TOKEN_WINDOW else 0
+        window = ((window << shift) | (1 << (shift - 1))) & mask if tokens.highest >= 0 and shift <= TOKEN_WINDOW else 0
         highest = number
     elif number == tokens.highest:
         return Verdict.DUPLICATE, None
@@ -46,11 +46,11 @@ def use_number(row: bytes | None, number: int, time_us: int) -> tuple[Verdict, b
         bit = tokens.highest - 1 - number
         if bit >= TOKEN_WINDOW:
             return Verdict.TOKEN_TOO_OLD, None
-        if seen >> bit & 1:
+        if window >> bit & 1:
             return Verdict.DUPLICATE, None
-        seen |= 1 << bit
+        window |= 1 << bit
         highest = tokens.highest
-    return Verdict.ACCEPTED, _encode(_Tokens(highest, seen.to_bytes(TOKEN_WINDOW // 8, "little"), time_us))
+    return Verdict.ACCEPTED, _encode(_Tokens(highest, window.to_bytes(TOKEN_WINDOW // 8, "little"), time_us))
 
 
 def is_idle(row: bytes, time_us: int) -> bool:

@@ -106,7 +106,7 @@ class Workers:
                 logger.exception("applying met an unexpected error, and goes on: report this as a bug")
             del work
 
-    def run(self, act: Callable[[], T], timeout_s: float, what: str) -> T:
+    def run(self, act: Callable[[], T], timeout_s: float, activity: str) -> T:
         """Call `act` in a thread and return its result; `WaitExpired` if it does not end in time, and goes on."""
         if self.count == 0:
             return act()
@@ -125,7 +125,7 @@ class Workers:
         self.submit(work)
         with ended:
             if not ended.wait_for(lambda: outcome, timeout_s):
-                raise WaitExpired(f"{what} did not end within {timeout_s:g} s: it goes on")
+                raise WaitExpired(f"{activity} did not end within {timeout_s:g} s: it goes on")
         value, error = outcome[0]
         if error is not None:
             raise error

@@ -64,7 +64,7 @@ class MemberFiles:
         shipment = self._shipment
         if shipment is not None:
             with suppress(NotFound):
-                return self._fs.open(shipment.place_of(path))
+                return self._fs.open(shipment.path_of(path))
         if not _STAGED.fullmatch(path):
             raise Invalid(f"{path!r} is not a file that members read")
         for place in (path, fetched_path(path)):

@@ -68,12 +68,12 @@ def run_prefix(store: str, number: int) -> str:
 
 def run_numbers(objects: ObjectStore, store: str) -> dict[int, bool]:
     """Return the numbers of all runs, ascending, and whether each is whole."""
-    found: dict[int, bool] = {}
+    runs: dict[int, bool] = {}
     for each in objects.listed(f"{store}/{RUNS}"):
         number, _, path = each.key.removeprefix(f"{store}/{RUNS}/").partition("/")
         if number.isdecimal():
-            found[int(number)] = found.get(int(number), False) or path == LISTING
-    return dict(sorted(found.items()))
+            runs[int(number)] = runs.get(int(number), False) or path == LISTING
+    return dict(sorted(runs.items()))
 
 
 def read_listing(objects: ObjectStore, store: str, number: int) -> RunListing:
@@ -111,7 +111,7 @@ class ArchiveRun(Backup):
         self._objects = objects
         self._stop = stop
         self._store = source.uuid.hex()
-        self._known: dict[str, ArchivedFile] = {}  # files of the run before whose objects are there, by path
+        self._earlier_files: dict[str, ArchivedFile] = {}  # files of the run before whose objects are there, by path
         self._listed: list[ArchivedFile] = []
         self._keys: list[str] = []
         self._uploaded = [0, 0]  # files and bytes
@@ -121,7 +121,7 @@ class ArchiveRun(Backup):
         source = self._source
         there = {(each.key, each.size) for each in self._objects.listed(f"{self._store}/{FILES}")}
         files = () if before is None else before.files
-        self._known = {file.path: file for file in files if (file.object, file.size) in there}
+        self._earlier_files = {file.path: file for file in files if (file.object, file.size) in there}
         remove_folder(source.fs, self._staging)
         make_dirs(source.fs, self._staging)
         try:
@@ -147,28 +147,28 @@ class ArchiveRun(Backup):
             bytes_uploaded=self._uploaded[1],
         )
 
-    def _share(self, own: str, wanted: list[tuple[str, int]], earlier: list[BackupListing]) -> None:
+    def _share(self, own: str, files: list[tuple[str, int]], earlier: list[BackupListing]) -> None:
         """List files that never change: as objects that the archive has, or uploaded now."""
         rows = {row.file_name: row for row in self._chunks}
         keys = {name: key for name, row in rows.items() if (key := _verified(row)) is not None}
-        for path, size in wanted:
+        for path, size in files:
             if path in keys:
                 self._keys.append(keys[path])
                 continue
             size = self._size(path) if size < 0 else size
-            known = self._known.get(path)
+            file = self._earlier_files.get(path)
             key = keys.get(path.removesuffix(INDEX) + ".sst")
-            if known is not None and (key is None or known.object == key + INDEX) and self._is_known(known, size):
-                self._listed.append(known)
+            if file is not None and (key is None or file.object == key + INDEX) and self._is_unchanged(file, size):
+                self._listed.append(file)
             elif key is not None:
                 size, checksum = file_checksum(self._source.fs, f"{self._source.root}/{path}", self._stop)
                 self._list(path, size, checksum, key + INDEX)
             else:
                 self._upload_shared(path)
 
-    def _is_known(self, known: ArchivedFile, size: int) -> bool:
-        here = f"{self._source.root}/{known.path}"
-        return known.size == size and self._ends(here, size) == known.ends
+    def _is_unchanged(self, file: ArchivedFile, size: int) -> bool:
+        here = f"{self._source.root}/{file.path}"
+        return file.size == size and self._ends(here, size) == file.ends
 
     def _upload_shared(self, path: str) -> None:
         source = self._source

@@ -51,7 +51,7 @@ class ArchivedTables:
         for name in file_names:
             self._keys.pop(name, None)
 
-    def known(self) -> list[str]:
+    def names(self) -> list[str]:
         """Return the names of the files that were recorded."""
         return list(self._keys)
 

@@ -95,9 +95,9 @@ class StoreArchive:
         self._settings = settings
         self._read_only = read_only
         self._stopping = threading.Event()
-        known = read_archive_url(fs, root)
-        self.url = known if url is None else check_url(url)
-        self._moved = url is not None and known is not None and self.url != known
+        stored_url = read_archive_url(fs, root)
+        self.url = stored_url if url is None else check_url(url)
+        self._moved = url is not None and stored_url is not None and self.url != stored_url
         objects = None if self.url is None else self._open(self.url)
         self.tables = ArchivedTables(fs, root, objects, settings.cache_bytes_max, self._stopping.is_set)
         self._turn = threads.lock("store.archive")
@@ -324,15 +324,15 @@ class StoreArchive:
         Their age is counted from when this process first saw them. A run uploads them all the same, as files of its
         own moment; they just do not count as archived.
         """
-        now_s, seen, young = self._clock.monotonic_s(), dict[ChunkKey, float](), set[ChunkKey]()
+        now_s, first_seen_s, young = self._clock.monotonic_s(), dict[ChunkKey, float](), set[ChunkKey]()
         for info in self._port.tables():
             wait_s = self._policy(info).archive_after_ms / 1_000
             for key, row in self.moves.rows([info.table_id]) if wait_s else ():
                 if isinstance(row.residency, Local):
-                    seen[key] = self._seen_s.get(key, now_s)
-                    if now_s - seen[key] < wait_s:
+                    first_seen_s[key] = self._seen_s.get(key, now_s)
+                    if now_s - first_seen_s[key] < wait_s:
                         young.add(key)
-        self._seen_s = seen
+        self._seen_s = first_seen_s
         return young
 
     def _verify(self, table: int) -> VerifyReport:
@@ -425,18 +425,18 @@ class StoreArchive:
 
     def _evict_table(self, info: TableInfo, policy: ArchivePolicy) -> EvictReport:
         rows = list(self.moves.rows([info.table_id]))
-        files = size = kept = 0
+        files = size = in_use = 0
         for key, row in self._due(rows, policy):
             is_new = not isinstance(row.residency, Evicted)
             if self.moves.evict(key, row):
                 files, size = files + 1, size + row.size_bytes
             elif is_new:
-                kept += 1
-        return EvictReport(files=files, bytes=size, kept=kept)
+                in_use += 1
+        return EvictReport(files=files, bytes=size, kept=in_use)
 
     def _due(self, rows: list[ChunkRow], policy: ArchivePolicy) -> list[ChunkRow]:
         """Return the rows whose files must leave the folder, the oldest first; evicted ones may have left a file."""
-        gone = [each for each in rows if isinstance(each[1].residency, Evicted)]
+        evicted = [each for each in rows if isinstance(each[1].residency, Evicted)]
         here = [each for each in rows if not isinstance(each[1].residency, Evicted)]
         archived = [each for each in here if isinstance(at := each[1].residency, RemoteArchived) and at.verified]
         archived.sort(key=lambda each: each[1].uploaded_at_epoch_ms or 0)
@@ -450,7 +450,7 @@ class StoreArchive:
             if is_old or surplus > 0:
                 due.append((key, row))
                 surplus -= row.size_bytes
-        return gone + due
+        return evicted + due
 
     def release_removed(self) -> None:
         """Close the files whose copies were removed from the cache: their mappings would keep the space."""

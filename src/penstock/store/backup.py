@@ -103,7 +103,7 @@ class Backup:
         self._folder = BackupFolder(source.fs, target)
         self._copier = Copier(source.fs, stop)
         self._progress = progress
-        self._made: set[str] = set()  # folders
+        self._new_folders: set[str] = set()  # that this backup made
         self._chunks: list[ChunkEntryRecord] = []  # of the manifest that was copied
         self._residencies: dict[str, ChunkResidency] = {}  # of these, by path
         self._files: list[BackedFile] = []
@@ -154,7 +154,7 @@ class Backup:
         with source.checkpoint.held_off(WAIT_S):
             rows = source.manifest.copy_to(f"{own}/manifest")
             self._list_own(own, "manifest")
-            kept = list(self._kept_files())
+            own_files = list(self._files_of_kinds())
             with source.aside.unchanged:
                 self._copy_log(own, ASIDE)
             for folder in self._spills():
@@ -166,7 +166,7 @@ class Backup:
                 self._list_own(own, f"journal/{name}")
             chunks = self._chunks = [row for _, row in CHUNKS.scan(rows)]
             named = self._named_since(first, lsn, chunks)  # here: a checkpoint deletes these records
-        for file in kept:
+        for file in own_files:
             if not file.is_whole:
                 self._copy_own(own, file)
         self._residencies = {row.file_name: row.residency for row in chunks}
@@ -175,7 +175,7 @@ class Backup:
             for name in files_of(file_name):
                 with suppress(FileNotFoundError):
                     self._copy_own(own, OwnFile(name, -1, None, is_whole=False))
-        shared = [(file.path, file.size) for file in kept if file.is_whole]
+        shared = [(file.path, file.size) for file in own_files if file.is_whole]
         for folder in snapshot_folders(rows):
             shared += [(f"{folder}/{name}", -1) for name in walk(source.fs, f"{source.root}/{folder}")]
         for row in chunks:
@@ -190,12 +190,12 @@ class Backup:
 
     def _named_since(self, first: int, last: int, chunks: list[ChunkEntryRecord]) -> set[str]:
         """Return the files that records of the journal name, and the older copy of the manifest does not."""
-        known, found = {row.file_name for row in chunks}, set[str]()
+        listed, files = {row.file_name for row in chunks}, set[str]()
         for lsn, body in self._source.consensus.records(first) if first <= last else ():
             if lsn > last:
                 break
-            found |= {file.file_name for file in references_of(body)} - known
-        return found
+            files |= {file.file_name for file in references_of(body)} - listed
+        return files
 
     def _finish_installations(self) -> None:
         """Open shards whose files are to be replaced by a snapshot: opening them does it."""
@@ -207,7 +207,7 @@ class Backup:
 
     # -- files of this backup alone
 
-    def _kept_files(self) -> Iterator[OwnFile]:
+    def _files_of_kinds(self) -> Iterator[OwnFile]:
         """Yield the files that kinds keep beside the manifest. A table that is dropped meanwhile has none."""
         port = self._source.port
         for info in port.tables():
@@ -274,12 +274,12 @@ class Backup:
 
     # -- shared files
 
-    def _share(self, own: str, wanted: list[tuple[str, int]], earlier: list[BackupListing]) -> None:
+    def _share(self, own: str, files: list[tuple[str, int]], earlier: list[BackupListing]) -> None:
         """List files that never change, and copy those that no earlier backup has."""
-        known = {file.path: file for listing in earlier for file in listing.files if file.shared}
+        earlier_files = {file.path: file for listing in earlier for file in listing.files if file.shared}
         to_copy: list[tuple[str, int]] = []
-        for path, size in wanted:
-            listed = known.get(path)
+        for path, size in files:
+            listed = earlier_files.get(path)
             evicted = self._evicted(path)
             size = evicted.size if evicted is not None else self._size(path) if size < 0 else size
             if listed is not None and self._is_same(listed, size):
@@ -292,7 +292,7 @@ class Backup:
         )
         self._report()
         for path, size in to_copy:
-            if path in known:  # another file of this name: the earlier backup keeps its own
+            if path in earlier_files:  # another file of this name: the earlier backup keeps its own
                 self._copy_own(own, OwnFile(path, size, None, is_whole=False))
                 continue
             target = f"{self._folder.root}/{SHARED}/{path}"
@@ -374,9 +374,9 @@ class Backup:
     # -- counting
 
     def _make(self, folder: str) -> None:
-        if folder not in self._made:
+        if folder not in self._new_folders:
             make_dirs(self._source.fs, folder)
-            self._made.add(folder)
+            self._new_folders.add(folder)
 
     def _add(self, file: BackedFile) -> None:
         self._files.append(file)

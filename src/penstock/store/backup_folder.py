@@ -218,11 +218,11 @@ class BackupFolder:
     def listing(self, number: int | None) -> BackupListing:
         """Return a whole backup, by default the newest."""
         whole = self._whole()
-        found = [each for each in whole if number in (None, each)]
-        if not found:
-            what = "no whole backup" if number is None else f"no backup {number}"
-            raise NotFound(f"{self.root} has {what}: it has {', '.join(map(str, whole)) or 'none'}")
-        return self._listing(found[-1])  # another that is damaged does not matter
+        matches = [each for each in whole if number in (None, each)]
+        if not matches:
+            missing = "no whole backup" if number is None else f"no backup {number}"
+            raise NotFound(f"{self.root} has {missing}: it has {', '.join(map(str, whole)) or 'none'}")
+        return self._listing(matches[-1])  # another that is damaged does not matter
 
     def _numbers(self) -> list[int]:
         return sorted(int(name) for name in self.fs.listdir(self.root) if _NUMBER.fullmatch(name))
@@ -308,13 +308,13 @@ class BackupFolder:
         finally:
             file.close()
 
-    def remove(self, listings: Sequence[BackupListing], kept: Sequence[BackupListing]) -> None:
-        """Remove whole backups, and then the shared files that none of those kept lists."""
+    def remove(self, listings: Sequence[BackupListing], others: Sequence[BackupListing]) -> None:
+        """Remove whole backups, and then the shared files that none of the `others` lists."""
         for listing in listings:
             self.fs.unlink(f"{self.own(listing.number)}/{LISTING}")  # first: without it the rest does not count
             self.fs.fsync_dir(self.own(listing.number))
             remove_folder(self.fs, self.own(listing.number))
-        self._sweep(kept)
+        self._sweep(others)
 
     def _sweep(self, listings: Sequence[BackupListing]) -> None:
         """Remove shared files that no backup lists."""

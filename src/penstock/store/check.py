@@ -71,7 +71,7 @@ class StoreCheck:
     def run(self, troubles: Callable[[], list[Trouble]]) -> CheckReport:
         """Check everything."""
         source = self._source
-        seen = list(walk(source.fs, source.root))  # first: what is named later is not missed
+        paths = list(walk(source.fs, source.root))  # first: what is named later is not missed
         rows = source.manifest.read(lambda view: list(CHUNKS.scan(view)))
         files = [(key, row) for key, row in rows if not row.staged]
         self._done = replace(self._done, files_total=len(files), bytes_total=sum(row.size_bytes for _, row in files))
@@ -82,7 +82,7 @@ class StoreCheck:
         own = set(self._check_own_files())
         self._check_snapshots()
         self._check_logs()
-        orphans = self._orphans(seen, own)
+        orphans = self._orphans(paths, own)
         return CheckReport(
             troubles=troubles(),
             damage=list(self._damage.values()),
@@ -160,8 +160,8 @@ class StoreCheck:
                 except (PenstockError, OSError) as error:
                     if port.table_by_id(info.table_id) is not None and not isinstance(error, Closed):
                         folder = f"{self._source.root}/{info.storage_options.chunk_dir}/{info.table_id}"
-                        found = _damage_of(error, folder) if isinstance(error, OSError) else (folder, str(error))
-                        self._add(*found)
+                        damage = _damage_of(error, folder) if isinstance(error, OSError) else (folder, str(error))
+                        self._add(*damage)
 
     def _check_snapshots(self) -> None:
         for info in self._source.port.tables():
@@ -233,17 +233,17 @@ class StoreCheck:
 
     # -- orphans
 
-    def _orphans(self, seen: list[str], own: set[str]) -> list[str]:
+    def _orphans(self, paths: list[str], own: set[str]) -> list[str]:
         """Return the files that existed when the check began, still do, and are named by nothing."""
         source = self._source
         in_use = {chunk_id for tree, _ in self._maintenance.trees() for chunk_id in tree.use.ids()}
         rows = source.manifest.read(lambda view: [row for _, row in CHUNKS.scan(view)])
         listed = {name for row in rows for name in files_of(row.file_name)}
-        kept = source.manifest.read(snapshot_folders)
-        folders, waiting = [f"{folder}/" for folder in (*self._spill_folders(), *kept)], source.dropped.folders()
+        snapshots = source.manifest.read(snapshot_folders)
+        folders, waiting = [f"{folder}/" for folder in (*self._spill_folders(), *snapshots)], source.dropped.folders()
         return [
             path
-            for path in seen
+            for path in paths
             if path not in listed
             and path not in own
             and not path.startswith((*folders, *waiting))

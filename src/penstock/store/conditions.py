@@ -87,7 +87,7 @@ def _is_unused(dispatcher: Dispatcher, token: tuple[str, int] | None) -> bool:
 
 def _are_late(dispatcher: Dispatcher, rows: KeysOfShards) -> bool:
     """Whether a write to one of the rows may be dispatched and not applied. Requires: the dispatcher's turn."""
-    return any(_is_late(dispatcher.known(number), *one) for number, one in rows.items())
+    return any(_is_late(dispatcher.find_open(number), *one) for number, one in rows.items())
 
 
 def _is_late(shard: Partition | None, machine: Machine, keys: frozenset[bytes]) -> bool:

@@ -47,7 +47,7 @@ class MemoryGovernor:
         self._press = press
         self._pressed: set[tuple[int, int]] = set()  # guarded by _lock: shards with slow trees
         self._lock = threads.lock("store.governor")
-        self._held = False  # guarded by _lock
+        self._is_holding = False  # guarded by _lock
         self._unseen_bytes = 0  # applied since the last check; by the thread that applies
 
     def applied(self, size: int) -> bool:
@@ -61,39 +61,39 @@ class MemoryGovernor:
 
     def rebalance(self) -> None:
         """Check the limits: flush early, hold writes back, or release them."""
-        known = self._maintenance.trees()
-        trees = [tree for tree, _ in known]
+        tree_catalogs = self._maintenance.trees()
+        trees = [tree for tree, _ in tree_catalogs]
         growing = {tree: tree.growing_bytes() for tree in trees}
         if sum(growing.values()) > self._growing_bytes_max:
             largest = max(trees, key=lambda tree: growing[tree])
             largest.freeze()
             self._flush_soon(largest)
         with self._lock:
-            self._press_slow(known)
-            reason = self._reason(known)
-            if reason is not None or self._held:
-                self._held = reason is not None
+            self._press_slow(tree_catalogs)
+            reason = self._reason(tree_catalogs)
+            if reason is not None or self._is_holding:
+                self._is_holding = reason is not None
                 self._coordinator.hold(reason)
         if reason is not None and trees:
             self._flush_soon(max(trees, key=lambda tree: tree.memory_bytes() - tree.growing_bytes()))
 
-    def _press_slow(self, known: list[tuple[Tree, Catalog]]) -> None:
+    def _press_slow(self, tree_catalogs: list[tuple[Tree, Catalog]]) -> None:
         """Slow the writers of slow trees, and no others. Requires: _lock."""
         slow: dict[tuple[int, int], Tree] = {}
         for level in (Stall.SLOW, Stall.STOP):  # of the two trees of a shard the one that stops counts
-            for tree, catalog in known:
+            for tree, catalog in tree_catalogs:
                 if tree.stall()[0] is level:
                     slow[catalog.db_id, catalog.shard % COMPANION] = tree
         for table, shard in self._pressed | slow.keys():
             self._press(table, shard, slow.get((table, shard)))
         self._pressed = set(slow)
 
-    def _reason(self, known: list[tuple[Tree, Catalog]]) -> str | None:
+    def _reason(self, tree_catalogs: list[tuple[Tree, Catalog]]) -> str | None:
         """Return why all writes must wait; None if they need not."""
-        rows_bytes = sum(tree.memory_bytes() for tree, _ in known)
+        rows_bytes = sum(tree.memory_bytes() for tree, _ in tree_catalogs)
         if rows_bytes > self._rows_bytes_max:
             return f"{rows_bytes:,} bytes of rows are in no file yet (limit {self._rows_bytes_max:,})"
-        for tree, catalog in known:
+        for tree, catalog in tree_catalogs:
             level, why = tree.stall()
             if level is Stall.STOP:
                 tree.wake_maintenance()

@@ -102,12 +102,12 @@ def read_chunks(
     detail_of: Callable[[ChunkKey, ChunkEntryRecord], TableDetail],
 ) -> list[ChunkSummary]:
     """Return the files of a table by shard, level and number. `detail_of` decodes a tree's part of a row."""
-    found: list[ChunkSummary] = []
+    summaries: list[ChunkSummary] = []
     for key, row in manifest.read(lambda view: list(chunks(view, table_id))):
         if row.staged:
             continue
         detail = detail_of(key, row)
-        found.append(
+        summaries.append(
             ChunkSummary(
                 chunk=key.chunk_id,
                 table=table,
@@ -126,7 +126,7 @@ def read_chunks(
                 object="" if isinstance(row.residency, Local) else row.residency.object,
             )
         )
-    return sorted(found, key=lambda one: (one.shard, one.level, one.chunk))
+    return sorted(summaries, key=lambda one: (one.shard, one.level, one.chunk))
 
 
 def read_sealed(info: TableInfo, machine: Callable[[PartitionId], Any]) -> list[ChunkSummary]:

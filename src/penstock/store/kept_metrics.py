@@ -55,10 +55,10 @@ class KeptMetrics:
 
     def _earlier_of(self, key: MetricKey) -> MetricRecord | None:
         """Return what earlier openings counted. A table's metrics are read at its first use, not at the opening."""
-        known = self._earlier.get(key.scope)
-        if known is None:
-            known = self._earlier.setdefault(key.scope, self._metrics_of(key.scope))
-        return known.get(key.kind)
+        earlier = self._earlier.get(key.scope)
+        if earlier is None:
+            earlier = self._earlier.setdefault(key.scope, self._metrics_of(key.scope))
+        return earlier.get(key.kind)
 
     def save(self, families: Iterable[MetricFamily]) -> bool:
         """Merge what is new into the manifest; return whether there was anything to commit."""

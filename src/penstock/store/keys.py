@@ -125,9 +125,9 @@ class StoreKeys:
 
     def files_of(self, table_id: int) -> FileStorage:
         """Return how the files of a table are written."""
-        known = self._files.get(table_id)
-        if known is not None:
-            return known
+        files = self._files.get(table_id)
+        if files is not None:
+            return files
         info = self._find(table_id)
         if info is None:
             return PLAIN_FILES  # the ledger

@@ -38,7 +38,7 @@ class LiveReading(MomentReading):
         self.clock = clock
         self._check_usable = check_usable
         self._buffer = coordinator.buffer  # this and the next are bound once, for every read and write
-        self._known = dispatcher.known
+        self._find_open = dispatcher.find_open
         self._ended = False
 
     def time_us(self) -> int:
@@ -55,9 +55,9 @@ class LiveReading(MomentReading):
 
     def machine(self, partition: PartitionId, timeout_s: float = WAIT_S) -> Machine:
         """Return the state machine of a shard with every record dispatched so far; raises if it cannot have them."""
-        known = self._known(partition)
-        if known is not None and not known.late:
-            return known.machine  # type: ignore[return-value]
+        open_shard = self._find_open(partition)
+        if open_shard is not None and not open_shard.late:
+            return open_shard.machine  # type: ignore[return-value]
         shard = self._partition(partition)
         if shard.late:
             self._dispatcher.catch_up(shard, timeout_s=timeout_s)
@@ -70,8 +70,8 @@ class LiveReading(MomentReading):
 
     def opened(self, partition: PartitionId) -> Machine | None:
         """Return the state machine of a shard if it is open."""
-        known = self._known(partition)
-        return None if known is None else known.machine  # type: ignore[return-value]
+        open_shard = self._find_open(partition)
+        return None if open_shard is None else open_shard.machine  # type: ignore[return-value]
 
     def wait_applied(self, epoch: int, timeout_s: float = WAIT_S) -> None:
         """Wait until every process can read a write."""
@@ -93,8 +93,8 @@ class LiveReading(MomentReading):
             elif layers.deltas or pending.groups:
                 stored = self._lookup(partition, key)
             else:  # nothing waits, so what is applied is all there is
-                known = self._known(partition)
-                machine: Any = self.machine(partition) if known is None or known.late else known.machine
+                open_shard = self._find_open(partition)
+                machine: Any = self.machine(partition) if open_shard is None or open_shard.late else open_shard.machine
                 stored = machine.get(key)
         except Exception:
             self._check_usable()  # files that were closed meanwhile raise anything
@@ -105,8 +105,8 @@ class LiveReading(MomentReading):
 
     def _lookup(self, partition: PartitionId, key: bytes) -> bytes | None:
         layers = self._coordinator.layers
-        known = self._known(partition)
-        machine: Any = self.machine(partition) if known is None or known.late else known.machine
+        open_shard = self._find_open(partition)
+        machine: Any = self.machine(partition) if open_shard is None or open_shard.late else open_shard.machine
         if layers.deltas or layers.pending.groups:
             waiting = [part for delta in (layers.pending, *layers.deltas) for part in delta.sections(partition)]
             if any(machine.touches(part, key) for _, part in waiting):
@@ -186,8 +186,8 @@ class LiveReading(MomentReading):
         machine = self.machine(partition)  # waits, which nobody may do with the turn
         with self._dispatcher.turn:
             self._dispatcher.finish()
-            known = self._known(partition)
-            if known is not None and not known.late:
+            open_shard = self._find_open(partition)
+            if open_shard is not None and not open_shard.late:
                 return machine.row(key)
         moment = self.snapshot_of([partition], own=False)
         try:

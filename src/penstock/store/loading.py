@@ -78,12 +78,12 @@ def prepare_batches(
 ) -> PreparedLoad:
     """Turn record batches of one schema, all in the range that is replaced, into sections and staged files."""
     kind = as_loadable(kind_named(info.kind, info.name), info)
-    wanted = kind.load_schema(schema, info.options)
+    load_schema = kind.load_schema(schema, info.options)
     count = 0
 
     def fitting() -> Iterator[pa.RecordBatch]:
         nonlocal count
-        fitted = cast_batches(batches, wanted)
+        fitted = cast_batches(batches, load_schema)
         if replace is not None:
             fitted = as_replaceable(kind_named(info.kind, info.name), info).inside(fitted, *replace)
         for batch in fitted:

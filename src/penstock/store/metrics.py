@@ -78,17 +78,17 @@ class StoreMeter:
         streams = partial(flusher.streams.families, dispatcher.ledger)
         for source in (self._partitions, self._admission, self._journal, self._members, self._time, streams):
             metrics.collect_from(source)
-        self._kept = KeptMetrics(manifest, self._table_id, recovered.metrics_of)
-        metrics.with_earlier = self._kept.with_earlier
+        self._totals = KeptMetrics(manifest, self._table_id, recovered.metrics_of)
+        metrics.with_earlier = self._totals.with_earlier
 
     def stream_totals(self, info: TableInfo) -> Mapping[str, StreamTotals]:
         """Return what the streams of each consumer of a queue did, earlier openings included."""
         families = self._flusher.streams.families(self._dispatcher.ledger, info)
-        return totals_by_consumer(self._kept.with_earlier(families), info.name)
+        return totals_by_consumer(self._totals.with_earlier(families), info.name)
 
     def save(self) -> Outcome:
         """Keep what was counted since the last time, if anything."""
-        self._kept.save(self._metrics.families())
+        self._totals.save(self._metrics.families())
         return None
 
     def save_at_close(self) -> None:
@@ -112,19 +112,21 @@ class StoreMeter:
         return None if info is None else info.table_id
 
     def _partitions(self) -> Iterable[MetricFamily]:
-        found, labels = all_partitions(self._dispatcher, self._clock), ("table", "shard")
+        partitions, labels = all_partitions(self._dispatcher, self._clock), ("table", "shard")
         for name, (text, read) in _PARTITION.items():
-            samples: MetricSamples = {(one.table, str(one.shard)): read(one) for one in found}
+            samples: MetricSamples = {(one.table, str(one.shard)): read(one) for one in partitions}
             yield gauge(f"partition_{name}", text, samples, labels)
         states: MetricSamples = {
-            (one.table, str(one.shard), state): int(one.state == state) for one in found for state in PARTITION_STATES
+            (one.table, str(one.shard), state): int(one.state == state)
+            for one in partitions
+            for state in PARTITION_STATES
         }
         yield gauge("partition_state", "1 for the state that the partition is in", states, (*labels, "state"))
         failures: MetricSamples = {
             (one.descriptor.name, str(one.descriptor.shard)): one.failures_total for one in self._dispatcher.opened()
         }
         yield counter("partition_apply_failures", "Applies that failed, each of which is retried", failures, labels)
-        floor = applied_floor(self._dispatcher, found, self._dispatcher.published)
+        floor = applied_floor(self._dispatcher, partitions, self._dispatcher.published)
         yield gauge("global_applied_floor", "The LSN up to which every partition has applied all records", floor)
 
     def _admission(self) -> Iterable[MetricFamily]:

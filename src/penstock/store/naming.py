@@ -46,17 +46,17 @@ class CreatedTables(NamedTables):
     _port: Port
     _durable: bool
 
-    def _known(self, name: str) -> TableInfo | None:
-        """Return a table as `_find` does; a client may do so from what it was told a moment ago."""
+    def _find_cached(self, name: str) -> TableInfo | None:
+        """Return a table as `_find` does; a client may return what the owner told it a moment ago."""
         return self._find(name)
 
     def _current(self, info: TableInfo) -> TableInfo:
         """Return a table as it is now: a client may have been told of it before its options changed."""
         return self._find(info.name) or info
 
-    def _asked_for(self, name: str, kind: Kind, shards: int, options: bytes) -> TableInfo | None:
-        """Return a table; what does not fit is never judged by what a client was told before."""
-        info = self._known(name)
+    def _find_fitting(self, name: str, kind: Kind, shards: int, options: bytes) -> TableInfo | None:
+        """Return a table; if a cached description does not fit the arguments, look the table up again."""
+        info = self._find_cached(name)
         if info is None:
             return None
         fits = info.kind == kind.name and shards in (1, info.shards) and options in (kind.options_default, info.options)
@@ -76,7 +76,7 @@ class CreatedTables(NamedTables):
         name, shards, create = check_name(name), check_shards(shards), flag(create, "create")
         stored = b"" if storage is None else encode_storage(storage)
         encrypted = None if encrypted is None else flag(encrypted, "encrypted")
-        info = self._asked_for(name, kind, shards, options)
+        info = self._find_fitting(name, kind, shards, options)
         if info is None:
             if not create:
                 raise self._unknown(name)
@@ -88,26 +88,26 @@ class CreatedTables(NamedTables):
             count = "1 shard" if info.shards == 1 else f"{info.shards} shards"
             raise KindMismatch(f"table {name} has {count}, not {shards}: leave shards= out")
         if encrypted not in (None, info.key is not None):
-            made = "without encryption" if encrypted else "encrypted"
-            raise KindMismatch(f"table {name} was created {made}, which is fixed: leave encrypted= out, or copy it")
+            state = "without encryption" if encrypted else "encrypted"
+            raise KindMismatch(f"table {name} was created {state}, which is fixed: leave encrypted= out, or copy it")
         return info
 
 
-def is_stored(info: TableInfo, wanted: StorageOptions) -> bool:
+def is_stored(info: TableInfo, storage: StorageOptions) -> bool:
     """Whether a table has these storage options; which master key wraps its key is not among them."""
     actual = info.storage_options
-    if wanted.encryption is None or actual.encryption is not None:
-        wanted = msgspec.structs.replace(wanted, encryption=actual.encryption)
-    return actual == wanted
+    if storage.encryption is None or actual.encryption is not None:
+        storage = msgspec.structs.replace(storage, encryption=actual.encryption)
+    return actual == storage
 
 
 def check_feed(info: TableInfo, kind: Kind, changes: bool | ChangeOptions) -> None:
     """`KindMismatch` if a table lacks the change feed that was requested, or has one with other options."""
-    wanted = change_options(changes)
-    if wanted is None:
+    options = change_options(changes)
+    if options is None:
         return
     actual = as_changing(kind, info).change_options(info.options)
-    if isinstance(changes, ChangeOptions) and actual != wanted:
+    if isinstance(changes, ChangeOptions) and actual != options:
         raise KindMismatch(f"the change feed of table {info.name} has other options ({actual}): say changes=True")
 
 

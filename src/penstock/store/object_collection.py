@@ -72,8 +72,8 @@ class ObjectCollector:
         before = self._read() if self._unneeded_since_ms is None else self._unneeded_since_ms
         now_ms, needed = self._clock.time_us() // 1_000, self._needed(objects)
         listed = [each.key for each in objects.listed(f"{self._store}/{FILES}")]
-        seen = {key: min(before.get(key, now_ms), now_ms) for key in listed if key not in needed}
-        due = [key for key, since_ms in seen.items() if now_ms - since_ms >= self._grace_ms]
+        unneeded = {key: min(before.get(key, now_ms), now_ms) for key in listed if key not in needed}
+        due = [key for key, since_ms in unneeded.items() if now_ms - since_ms >= self._grace_ms]
         if not self._readers.may_remove():  # a reader from before the opening may read files that were evicted
             due = []
         if due:
@@ -82,11 +82,11 @@ class ObjectCollector:
         for key in due:
             if key not in needed and not _is_of(key, pinned):
                 objects.delete(key)
-                del seen[key]
+                del unneeded[key]
                 deleted += 1
-        if seen != before:
-            self._write(seen)
-        self._unneeded_since_ms = seen
+        if unneeded != before:
+            self._write(unneeded)
+        self._unneeded_since_ms = unneeded
         return deleted
 
     def _read(self) -> dict[str, int]:
@@ -101,11 +101,11 @@ class ObjectCollector:
         finally:
             file.close()
 
-    def _write(self, seen: dict[str, int]) -> None:
+    def _write(self, unneeded: dict[str, int]) -> None:
         try:
             out = TemporaryFile(self._fs, self._path)
             try:
-                out.file.pwrite(msgspec.json.encode(seen), 0)
+                out.file.pwrite(msgspec.json.encode(unneeded), 0)
                 out.publish()
             except BaseException:
                 out.abort()
@@ -116,10 +116,10 @@ class ObjectCollector:
     def _collect_runs(self, objects: ObjectStore) -> int:
         """Delete the runs that are not whole, and all whole ones but the newest."""
         runs = run_numbers(objects, self._store)
-        kept = self._kept(runs)
+        newest = self._newest(runs)
         deleted = 0
         for number in runs:
-            if number in kept:
+            if number in newest:
                 continue
             prefix = run_prefix(self._store, number)
             objects.delete(f"{prefix}/{LISTING}")  # first: without it the rest does not count
@@ -128,12 +128,12 @@ class ObjectCollector:
                 deleted += 1
         return deleted
 
-    def _kept(self, runs: dict[int, bool]) -> list[int]:
+    def _newest(self, runs: dict[int, bool]) -> list[int]:
         return [number for number, whole in runs.items() if whole][-self._runs_kept :]
 
     def _needed(self, objects: ObjectStore) -> set[str]:
         needed = set(self._manifest.read(lambda view: list(_named(view))))
-        for number in self._kept(run_numbers(objects, self._store)):
+        for number in self._newest(run_numbers(objects, self._store)):
             needed.update(read_listing(objects, self._store, number).objects())
         return needed
 

@@ -28,10 +28,10 @@ def open_telemetry(provider: object = None) -> Callable[[WriteStage], None]:
         from opentelemetry import trace
     except ImportError as missing:
         raise Invalid("open_telemetry needs OpenTelemetry: pip install 'penstock[otel]'") from missing
-    given: Any = trace if provider is None else provider
-    if not hasattr(given, "get_tracer"):
+    tracers: Any = trace if provider is None else provider
+    if not hasattr(tracers, "get_tracer"):
         raise Invalid(f"open_telemetry takes a tracer provider, not {type(provider).__name__}")
-    tracer = given.get_tracer("penstock")
+    tracer = tracers.get_tracer("penstock")
     time_us = SystemClock().time_us
 
     def make_span(stage: WriteStage) -> None:

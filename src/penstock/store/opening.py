@@ -104,9 +104,9 @@ class OpenedParts(WiredParts):
         self._check_keys()  # first: without its table's key, no section can be applied
         self._replayed = self._checkpoint.needed_from() - 1
         for lsn, body in self._consensus.records(self._replayed + 1):
-            known = self._ledger.tables_by_id
+            tables = self._ledger.tables_by_id
             self._replay(lsn, body)
-            if self._ledger.tables_by_id is not known:
+            if self._ledger.tables_by_id is not tables:
                 self._check_keys()
         self._recovered = True
         self._begin_time()
@@ -155,8 +155,8 @@ class OpenedParts(WiredParts):
     def follow_time(self) -> None:
         """Set the clock to the leader's time, if it is far from it. Requires: this is the store of a follower."""
         self._clock.time_us()  # it compares now
-        known = self._tenure is not None and self._tenure.time_note() is not None
-        if known and abs(self._clock.wall_ahead_us) > REPORT_US:
+        has_time_note = self._tenure is not None and self._tenure.time_note() is not None
+        if has_time_note and abs(self._clock.wall_ahead_us) > REPORT_US:
             self._begin_time()
 
     def clock_us(self) -> int:

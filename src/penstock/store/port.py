@@ -112,7 +112,7 @@ class LocalPort(LiveReading):
         self.read_only: DiskFull | None = None  # set while the disk is full
         self._changes_refused: PenstockError | None = None  # set for good if the store was opened to be read only
         self._services = TableServices(self)
-        self._service, self._running = self._services.of, self._services.known
+        self._service, self._running = self._services.of, self._services.find
         self.totals_of: Callable[[TableInfo], Mapping[str, Any]] = lambda _: {}  # set once metrics are counted
         self._lock = threads.lock("local.listeners")
         self.listeners: tuple[Callable[[], None], ...] = ()  # guarded by _lock; replaced whole
@@ -139,7 +139,7 @@ class LocalPort(LiveReading):
 
     def _refuse(self, refusal: _Refusal) -> None:
         self._ended = True  # first: a read that is under way checks it at its end
-        self._known = self._write_into = refusal.refuse  # type: ignore[assignment]
+        self._find_open = self._write_into = refusal.refuse  # type: ignore[assignment]
         self._coordinator = self._dispatcher = refusal  # type: ignore[assignment]
 
     # -- writing
@@ -149,8 +149,8 @@ class LocalPort(LiveReading):
         return self._coordinator.write_bytes_max - GROUP_BYTES
 
     def write(self, partition: PartitionId, insert: Insert, size: int, a: Any, b: Any) -> Epoch:
-        known = self._known(partition)
-        if known is None or known.guarded or self.read_only is not None:
+        open_shard = self._find_open(partition)
+        if open_shard is None or open_shard.guarded or self.read_only is not None:
             return self._write_guarded(partition, insert, size, a, b)
         return self._write_into(insert, size, partition, a, b)
 

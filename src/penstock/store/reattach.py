@@ -108,12 +108,14 @@ class Reattachment:
 
     def _find(self, store: str | None) -> str:
         """Return the UUID of the archived store, if there is only one, or if it is the one that was asked for."""
-        found = [name for name in self._objects.folders() if _UUID.fullmatch(name)]
-        chosen = [name for name in found if store in (None, name)]
+        stores = [name for name in self._objects.folders() if _UUID.fullmatch(name)]
+        chosen = [name for name in stores if store in (None, name)]
         if len(chosen) == 1:
             return chosen[0]
         if not chosen:
-            others = f"it has those of {', '.join(sorted(found))}" if found else "give the URL that a store archives to"
+            others = (
+                f"it has those of {', '.join(sorted(stores))}" if stores else "give the URL that a store archives to"
+            )
             raise NotFound(f"{self._objects.url} has no archive of {'a store' if store is None else store}: {others}")
         archives = "; ".join(f"{name} ({self._newest(name)})" for name in sorted(chosen))
         raise Invalid(f"{self._objects.url} has the archives of {archives}: name one, by store= or --uuid")
@@ -122,18 +124,20 @@ class Reattachment:
         """Say when the newest whole run of a store was made, which tells a lost store from its copies."""
         try:
             listing = self._listing(store, None)
-            made = datetime.fromtimestamp(listing.time_us // 1_000_000, UTC)
+            time = datetime.fromtimestamp(listing.time_us // 1_000_000, UTC)
         except (NotFound, CorruptionError, UnsupportedVersion, OverflowError, ValueError):
             return "no run can be read"  # named by store=, it says why
-        return f"run {listing.number} of {made:%Y-%m-%d %H:%M:%S} UTC"
+        return f"run {listing.number} of {time:%Y-%m-%d %H:%M:%S} UTC"
 
     def _listing(self, store: str, number: int | None) -> RunListing:
         whole = [each for each, is_whole in run_numbers(self._objects, store).items() if is_whole]
-        found = [each for each in whole if number in (None, each)]
-        if not found:
-            what = "no whole run" if number is None else f"no run {number}"
-            raise NotFound(f"{self._objects.url} has {what} of {store}: it has {', '.join(map(str, whole)) or 'none'}")
-        listing = read_listing(self._objects, store, found[-1])
+        matches = [each for each in whole if number in (None, each)]
+        if not matches:
+            missing = "no whole run" if number is None else f"no run {number}"
+            raise NotFound(
+                f"{self._objects.url} has {missing} of {store}: it has {', '.join(map(str, whole)) or 'none'}"
+            )
+        listing = read_listing(self._objects, store, matches[-1])
         for file in listing.files:
             if not _PATH.fullmatch(file.path):
                 raise Invalid(f"run {listing.number} lists {file.path!r}, which is not the path of a file of a store")
@@ -148,11 +152,11 @@ class Reattachment:
         if self._fs.exists(name):
             file = self._fs.open(name)
             try:
-                known = file.pread(IDENTITY_BYTES, 0)
+                note = file.pread(IDENTITY_BYTES, 0)
             finally:
                 file.close()
-            if len(known) == IDENTITY_BYTES:
-                return known
+            if len(note) == IDENTITY_BYTES:
+                return note
         elif (known_uuid := read_uuid(self._fs, work)) is not None:  # only the rename was missing
             return known_uuid
         out, uuid = TemporaryFile(self._fs, name), self._random.randbytes(IDENTITY_BYTES)

@@ -184,12 +184,12 @@ def table_size(numbers: Any) -> tuple[int, int]:
     return int(rows), int(numbers.file_bytes if hasattr(numbers, "file_bytes") else numbers.bytes)
 
 
-def check_target(target: object, root: str, what: str = "the store") -> str:
-    """Return the absolute path of a folder; `Invalid` if it is inside the folder `root` of `what`, or around it."""
+def check_target(target: object, root: str, subject: str = "the store") -> str:
+    """Return the absolute path of a folder; `Invalid` if it is inside the folder `root` of `subject`, or around it."""
     folder, other = absolute(path_text(target)), absolute(root)
     for inner, outer in ((folder, other), (other, folder)):
         if f"{inner}/".startswith(f"{outer.rstrip('/')}/"):
-            raise Invalid(f"{folder} is not beside {what} {other}: give a folder elsewhere, best on another disk")
+            raise Invalid(f"{folder} is not beside {subject} {other}: give a folder elsewhere, best on another disk")
     return folder
 
 

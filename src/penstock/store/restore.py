@@ -85,17 +85,17 @@ def _copy_to(
     copier: Copier,
     counter: _Counter,
 ) -> None:
-    made = {work}
+    folders = {work}
     for file in listing.files:
         target = f"{work}/{file.path}"
-        if (above := parent(target)) not in made:
+        if (above := parent(target)) not in folders:
             make_dirs(fs, above)
-            made.add(above)
+            folders.add(above)
         error = _copied(folder, listing, file, partial(_copy, copier, target, file.size))
         if error is not None:
             raise error
         counter.add(file)
-    for above in sorted(made):
+    for above in sorted(folders):
         fs.fsync_dir(above)
     write_identity(fs, work, StoreIdentity(bytes.fromhex(listing.identity), random.randbytes(IDENTITY_BYTES)))
 

@@ -282,8 +282,8 @@ class _Salvage:
             behind = msgspec.structs.replace(ledger, stored_lsn=stored, last_applied_lsn=stored)
             WAL_STATE.put(view, WalStateKey(LEDGER_TABLE, 0), behind)
         first = min([*records, stored + 1])
-        known = rows.get(JOURNAL_KEY, WalStateRecord())
-        last = max([*records, *(row.highest_lsn for row in rows.values()), last_known(known), first - 1])
+        journal_row = rows.get(JOURNAL_KEY, WalStateRecord())
+        last = max([*records, *(row.highest_lsn for row in rows.values()), last_known(journal_row), first - 1])
         missing = last - first + 1 - len(records)
         if missing > GAP_MAX:
             raise CorruptionError(folder, 0, f"{missing} records are missing, more than can be replaced")
@@ -293,9 +293,9 @@ class _Salvage:
             self._fs.unlink(f"{folder}/{name}")
         self._write_journal(folder, max(1, incarnation), records, first, last)
         # What the manifest says of the journal's ends does not hold any more.
-        known = msgspec.structs.replace(known, stored_lsn=first - 1, last_applied_lsn=first - 1, detail=b"")
-        known = msgspec.structs.replace(known, durable_lsn=last, highest_lsn=last)
-        WAL_STATE.put(view, JOURNAL_KEY, known)
+        journal_row = msgspec.structs.replace(journal_row, stored_lsn=first - 1, last_applied_lsn=first - 1, detail=b"")
+        journal_row = msgspec.structs.replace(journal_row, durable_lsn=last, highest_lsn=last)
+        WAL_STATE.put(view, JOURNAL_KEY, journal_row)
 
     def _write_journal(self, folder: str, incarnation: int, records: dict[int, Record], first: int, last: int) -> None:
         salt = int.from_bytes(self._random.randbytes(4), "little")

@@ -27,7 +27,7 @@ class TableServices:
         self._making: dict[int, Mutex] = {}  # guarded by _lock; by table
         self._services: dict[int, TableService] = {}  # guarded by _lock; by table
         self._dropped: set[int] = set()  # guarded by _lock; tables
-        self.known = self._services.get  # a service that runs, or None, without the lock
+        self.find = self._services.get  # a service that runs, or None, without the lock
 
     def of(self, info: TableInfo) -> TableService | None:
         """Return the service of a table, made on first use; None if its kind has none."""

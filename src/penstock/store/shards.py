@@ -69,8 +69,8 @@ class ShardOpener:
         snapshots.finish_install(descriptor)  # before anything is opened
         context = self._context
         state = context.manifest.get_wal_state(WalStateKey(descriptor.table_id, descriptor.shard)) or WalStateRecord()
-        kept = snapshots.kept(descriptor)
-        reach = state if kept is None else kept
+        snapshot = snapshots.row_of(descriptor)
+        reach = state if snapshot is None else snapshot
         spill = SpillLog(
             context.fs,
             f"{context.root}/{descriptor.log_folder}",
@@ -78,7 +78,7 @@ class ShardOpener:
             identity=context.identity,
             partition=descriptor.partition,
             reach=(reach.stored_lsn, reach.durable_lsn),
-            floor=None if kept is None else kept.stored_lsn,
+            floor=None if snapshot is None else snapshot.stored_lsn,
         )
         with ExitStack() as undo:
             undo.callback(spill.close)

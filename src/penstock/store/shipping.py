@@ -40,7 +40,7 @@ class Shipment(Backup):
         self._journal = journal
         self._entries = (LogBase(), LogBase())
         self._parts = ExitStack()
-        self._places: dict[str, str] = {}
+        self._paths: dict[str, str] = {}
 
     def begin(self) -> SnapshotListing:
         """Make the snapshot."""
@@ -59,7 +59,7 @@ class Shipment(Backup):
         except BaseException:
             self.close()
             raise
-        self._places = {file.path: f"{source.root if file.shared else self._own}/{file.path}" for file in self._files}
+        self._paths = {file.path: f"{source.root if file.shared else self._own}/{file.path}" for file in self._files}
         files = tuple(ShippedFile(file.path, file.size) for file in self._files)
         return SnapshotListing(source.identity, *self._entries, files)
 
@@ -67,15 +67,15 @@ class Shipment(Backup):
         self._entries = self._journal.copy_entries_to(folder, first)
         return self._entries[1].lsn
 
-    def _share(self, own: str, wanted: list[tuple[str, int]], earlier: list[BackupListing]) -> None:
-        for path, size in wanted:
+    def _share(self, own: str, files: list[tuple[str, int]], earlier: list[BackupListing]) -> None:
+        for path, size in files:
             self._files.append(BackedFile(path, self._size(path) if size < 0 else size, 0, 0, shared=True))
 
-    def place_of(self, path: str) -> str:
+    def path_of(self, path: str) -> str:
         """Return where a file of the snapshot is; `NotFound` if it has none of this path."""
-        if path not in self._places:
+        if path not in self._paths:
             raise NotFound(f"the snapshot has no file {path}")
-        return self._places[path]
+        return self._paths[path]
 
     def close(self) -> None:
         """Let the store remove files again."""

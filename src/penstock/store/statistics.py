@@ -57,11 +57,11 @@ def all_partitions(
     state = dispatcher.admission.state
     for partition in dispatcher.opened():
         dispatcher.admission.release(partition)
-    found = [
+    partitions = [
         partition_statistics(one, state(one).value, published, now_us, master_of(one.descriptor.partition))
         for one in dispatcher.opened()
     ]
-    return sorted(found, key=lambda one: (one.table, one.shard))
+    return sorted(partitions, key=lambda one: (one.table, one.shard))
 
 
 def store_statistics(

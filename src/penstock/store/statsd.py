@@ -33,16 +33,16 @@ _Key = tuple[str, tuple[str, ...]]
 
 def parse_agent(address: object) -> tuple[str, int]:
     """Return the IP address and the port of an agent; `Invalid` unless it is given as ADDRESS:PORT."""
-    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     try:
-        if found is None or not 1 <= int(found[2]) <= 65_535:
+        if match is None or not 1 <= int(match[2]) <= 65_535:
             raise ValueError
-        host = "127.0.0.1" if found[1] == "localhost" else str(ip_address(found[1].strip("[]")))
+        host = "127.0.0.1" if match[1] == "localhost" else str(ip_address(match[1].strip("[]")))
     except ValueError:
         raise Invalid(
             f"statsd is the IP address and the port of an agent, like 127.0.0.1:8125, not {address!r:.100}"
         ) from None
-    return host, int(found[2])
+    return host, int(match[2])
 
 
 class StatsdSender:

@@ -270,9 +270,9 @@ class Store(TableOperations):
         >>> disk_bytes = sum(chunk.size_bytes for chunk in store.chunks("users"))
         """
         info = self._info(name)
-        found = read_chunks(self._manifest, info.table_id, info.name, self._maintenance.detail_of)
+        summaries = read_chunks(self._manifest, info.table_id, info.name, self._maintenance.detail_of)
         with translate_os_errors():
-            return found + read_sealed(info, self._port.machine)
+            return summaries + read_sealed(info, self._port.machine)
 
     def roll_up(self, name: str) -> int:
         """Bring a rollup table up to date, in this thread; return the number of commits. The store does it by itself.

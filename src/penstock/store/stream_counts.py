@@ -64,12 +64,12 @@ class StreamCounts:
         now = self._counts.get(key)
         if now is None and len(self._counts) >= STREAMS_MAX:
             return
-        said, now = move.counts, now or StreamTotals()
+        counts, now = move.counts, now or StreamTotals()
         if duplicate:
             more = StreamTotals(duplicates=1)
         else:
             rows_in = sum(end - start for _, start, end in move.ranges)
-            more = StreamTotals(1, rows_in, said.rows_out, said.dead, said.skipped)
+            more = StreamTotals(1, rows_in, counts.rows_out, counts.dead, counts.skipped)
         self._counts[key] = StreamTotals(
             *(getattr(now, name) + getattr(more, name) for name in StreamTotals.__struct_fields__)
         )
@@ -105,10 +105,10 @@ class StreamCounts:
 
 def totals_by_consumer(families: Iterable[MetricFamily], table: str) -> Mapping[str, StreamTotals]:
     """Return the totals of the streams that read a table's messages, from metrics that include earlier openings."""
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for family in families:
         name = family.name.removeprefix("stream_").removesuffix("_total")
         for (of, consumer, reads), value in family.samples.items():
             if of == table and reads == MESSAGES and isinstance(value, (int, float)):
-                found.setdefault(consumer, {})[name] = int(value)
-    return {consumer: StreamTotals(**numbers) for consumer, numbers in found.items()}
+                counts.setdefault(consumer, {})[name] = int(value)
+    return {consumer: StreamTotals(**numbers) for consumer, numbers in counts.items()}

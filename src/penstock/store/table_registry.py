@@ -93,8 +93,8 @@ class DbRegistry:
         with self._lock:
             if recovered.generations.get(ComponentId.TABLES, 0) == ledger.tables_lsn + 1:
                 self._followed = ledger.tables_by_id
-                found = [(db_id, recovered.descriptor(db_id)) for db_id in ledger.tombstones]
-                self._tombstoned = {db_id: row for db_id, row in found if row is not None}
+                pairs = [(db_id, recovered.descriptor(db_id)) for db_id in ledger.tombstones]
+                self._tombstoned = {db_id: row for db_id, row in pairs if row is not None}
                 return
         for db_id, row in recovered.descriptors().items():
             self._check(db_id, row)
@@ -151,8 +151,8 @@ class DbRegistry:
     ) -> dict[int, DbDescriptorRecord]:
         """Return the rows of the tables that changed."""
         changed = [db_id for db_id, info in before.items() if tables.get(db_id) is not info]
-        found = [(db_id, self._manifest.get_db(db_id)) for db_id in changed]
-        return {db_id: row for db_id, row in found if row is not None}
+        pairs = [(db_id, self._manifest.get_db(db_id)) for db_id in changed]
+        return {db_id: row for db_id, row in pairs if row is not None}
 
     def _differences(
         self,
@@ -164,11 +164,11 @@ class DbRegistry:
         for db_id, info in tables.items():
             if before.get(db_id) is info:
                 continue
-            row, wanted, known = rows.get(db_id), _descriptor(info, generation), before.get(db_id)
+            row, new_row, old_info = rows.get(db_id), _descriptor(info, generation), before.get(db_id)
             # Not all options are in the row: a change of another one raises the generation, too.
-            altered = known is not None and known.storage != info.storage
-            if row is None or altered or msgspec.structs.replace(wanted, generation=row.generation) != row:
-                yield db_id, wanted
+            altered = old_info is not None and old_info.storage != info.storage
+            if row is None or altered or msgspec.structs.replace(new_row, generation=row.generation) != row:
+                yield db_id, new_row
         for db_id, row in rows.items():
             if db_id not in tables and not isinstance(row.status, Tombstoned):
                 tombstone = self._ledger.tombstones.get(db_id)
@@ -193,9 +193,9 @@ class DbRegistry:
     def sweep_metrics(self) -> None:
         """Delete metrics of tables whose rows are gone: the replay of a drop opens a table again, which is measured."""
         scopes = self._manifest.read(_measured_tables)  # first: a table that is made meanwhile is in the ledger by then
-        gone = [i for i in scopes if i not in self._ledger.tables_by_id and self._manifest.get_db(i) is None]
-        if gone:
-            self._manifest.apply([DeleteMetrics(db_id) for db_id in gone])
+        stale = [i for i in scopes if i not in self._ledger.tables_by_id and self._manifest.get_db(i) is None]
+        if stale:
+            self._manifest.apply([DeleteMetrics(db_id) for db_id in stale])
 
     def lapsed(self, grace_s: float) -> list[int]:
         """Return the dropped tables whose grace period is over."""
@@ -252,7 +252,8 @@ class DbRegistry:
         """
         deadline_s = self._clock.monotonic_s() + timeout_s
         while True:
-            seen = self._manifest.generation(ComponentId.ORCHESTRATOR)  # first: what changes from here on wakes us
+            # First: what changes from here on wakes this thread.
+            generation = self._manifest.generation(ComponentId.ORCHESTRATOR)
             description = self.describe(find())
             if description.generation > after:
                 return description
@@ -260,7 +261,7 @@ class DbRegistry:
             if left_s <= 0:
                 raise WaitExpired(f"table {description.name} has not changed within {timeout_s:g} s: wait again")
             try:
-                self._manifest.wait_for_generation(ComponentId.ORCHESTRATOR, seen + 1, left_s)
+                self._manifest.wait_for_generation(ComponentId.ORCHESTRATOR, generation + 1, left_s)
             except WaitExpired:
                 continue
 

@@ -115,8 +115,8 @@ class Tables(KvOfStore):
         >>> load = store.series("load", options=penstock.SeriesOptions(retention_s=30 * 86_400))
         """
         kind = series_kind()
-        made = kind.options(options, changes)
-        info = self._table(name, kind, shards, made, create=create, storage=storage, encrypted=encrypted)
+        encoded = kind.options(options, changes)
+        info = self._table(name, kind, shards, encoded, create=create, storage=storage, encrypted=encrypted)
         kind.check_made(info, options)
         check_feed(info, kind, changes)
         return kind.table(self._port, info, durable=self._durable)
@@ -226,7 +226,7 @@ class Tables(KvOfStore):
         'tables'
         """
         self._check_writable()
-        given = {
+        arguments = {
             "compression": compression,
             "encryption": encryption,
             "retention": retention,
@@ -236,12 +236,12 @@ class Tables(KvOfStore):
             "level_compression": level_compression,
             "lag_max": lag_max,
         }
-        changes = {option: value for option, value in given.items() if value is not ...}
+        changes = {option: value for option, value in arguments.items() if value is not ...}
         for _ in range(ALTER_ATTEMPTS):
             info = self._info(name)
-            wanted = encode_storage(changed(info.name, info.storage_options, changes))
-            info = self._port.configure(info, wanted)
-            if info.storage == wanted:
+            stored = encode_storage(changed(info.name, info.storage_options, changes))
+            info = self._port.configure(info, stored)
+            if info.storage == stored:
                 return info.storage_options
         raise Backpressure(f"the options of table {name} are being changed by others: retry later")
 
@@ -316,7 +316,7 @@ class Tables(KvOfStore):
         """
         self._check_writable()
         token = None if token is None else check_token(token)
-        return StoreBatch(self._port, token=token, durable=flag(durable, "durable"), find=self._known)
+        return StoreBatch(self._port, token=token, durable=flag(durable, "durable"), find=self._find_cached)
 
     def snapshot(self) -> StoreSnapshot:
         """Take a snapshot of all tables at one LSN; it holds everything that is applied.

@@ -38,7 +38,7 @@ class StoreSubscription:
     def __init__(self, read: Callable[[], StoreView], wait: Callable[[int, float], StoreView]) -> None:
         self._read = read
         self._wait = wait  # for a view with a higher applied epoch than that given
-        self._seen = read().applied_epoch
+        self._epoch = read().applied_epoch
 
     def latest(self) -> StoreView:
         """Return the newest view.
@@ -47,7 +47,7 @@ class StoreSubscription:
         True
         """
         view = self._read()
-        self._seen = view.applied_epoch
+        self._epoch = view.applied_epoch
         return view
 
     def wait_newer(self, timeout_s: float = 30.0) -> StoreView:
@@ -57,8 +57,8 @@ class StoreSubscription:
         >>> epoch = users.put(b"ada", b"1815")
         >>> view = subscription.wait_newer(timeout_s=10.0)
         """
-        view = self._wait(self._seen, seconds(timeout_s, "timeout_s", math.inf))
-        self._seen = view.applied_epoch
+        view = self._wait(self._epoch, seconds(timeout_s, "timeout_s", math.inf))
+        self._epoch = view.applied_epoch
         return view
 
     def unread(self, view: StoreView) -> None:
@@ -68,4 +68,4 @@ class StoreSubscription:
         >>> subscription.unread(subscription.latest())
         >>> view = subscription.wait_newer(timeout_s=10.0)
         """
-        self._seen = min(self._seen, view.applied_epoch - 1)
+        self._epoch = min(self._epoch, view.applied_epoch - 1)

@@ -199,7 +199,7 @@ def numbers_of(store: Store, name: str = "t") -> list[PartitionId]:
 
 def saved(store: Store, name: str = "t") -> SnapshotFolder:
     descriptor = store._dispatcher.describe(number_of(store, name))
-    row = store._snapshots.kept(descriptor)
+    row = store._snapshots.row_of(descriptor)
     assert row is not None
     return store._snapshots._saved(descriptor, row.stored_lsn)
 

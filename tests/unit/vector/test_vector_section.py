@@ -71,7 +71,7 @@ def test_what_other_processes_send_is_checked() -> None:
     good = VectorSection(rows("a", "b"), Deletes([b"c"]))
     assert len(receive_section(encode_section(good), OPTIONS)) == 3
     twice = VectorSection(rows("a"))
-    twice._made = (1, [rows("a"), rows("a")])  # an encoder that does not fold
+    twice._cache = (1, [rows("a"), rows("a")])  # an encoder that does not fold
     wrong = [
         VectorSection(Upserts([b"a"], np.ones((1, 3), np.float32), [])),
         VectorSection(Upserts([b"a" * 1_025], np.ones((1, 2), np.float32), [])),
