@@ -33,7 +33,7 @@ def opened(root: str, fs: FileSystem) -> Store:
     return open_store(root, fs=fs, settings=SETTINGS)
 
 
-def held(root: str) -> tuple[int, int]:
+def count_open(root: str) -> tuple[int, int]:
     """Descriptors and mappings of files of the store."""
     links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
     return sum(link.startswith(root) for link in links), Path("/proc/self/maps").read_text().count(root)
@@ -137,7 +137,7 @@ def main() -> None:
         fs = UnboundedFileSystem()
         mappings._map = lambda fd, size: mmap.mmap(fd, size, access=mmap.ACCESS_READ)
     SCENARIOS[name](root, fs)
-    print(*held(root))
+    print(*count_open(root))
 
 
 if __name__ == "__main__":

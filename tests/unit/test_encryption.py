@@ -40,14 +40,14 @@ def files_under(folder: Path) -> Iterator[Path]:
 
 def leaks(folder: Path) -> list[str]:
     """The files that hold a marker, or in whose name it is."""
-    found = []
+    names = []
     for path in files_under(folder):
         data = path.read_bytes()
         for secret in (RAW, MARKER.encode("utf-16-le"), FLOATS.tobytes(), FLOATS[:2].tobytes()):
             if secret in data or MARKER in str(path):
-                found.append(str(path.relative_to(folder)))
+                names.append(str(path.relative_to(folder)))
                 break
-    return found
+    return names
 
 
 def fill(store: penstock.Store, number: int) -> None:
@@ -143,8 +143,8 @@ def test_the_search_finds_what_a_plain_table_leaves(tmp_path: Path) -> None:
     fill(store, 1)
     for name in ("metrics", "docs"):
         store.compact(name)
-    found = leaks(tmp_path)
-    assert any(name.startswith("journal/") for name in found)
+    names = leaks(tmp_path)
+    assert any(name.startswith("journal/") for name in names)
     for table in ("users", "events", "metrics", "docs"):
         store.keep_snapshot(table)
         number = store.port.table(table)

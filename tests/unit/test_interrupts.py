@@ -129,8 +129,8 @@ class Ledger:
         assert alive == {info.table_id: info.name for info in self.store.port.tables()}, where[-1]
         counts = dict(self.store.kv("counts", value="int64").scan())
         with self.store.snapshot() as snapshot:
-            seen = dict(snapshot.kv("counts", value="int64").scan())
-            assert seen == counts, where[-1]
+            snapshot_counts = dict(snapshot.kv("counts", value="int64").scan())
+            assert snapshot_counts == counts, where[-1]
         assert least <= counts.get(b"a", 0) + counts.get(b"alone", 0) <= most, (counts, least, most, where[-1])
         if b"b" in counts:
             assert len({counts[key] for key in (b"a", b"b", b"c", b"d")}) == 1, (counts, where[-1])
@@ -283,19 +283,19 @@ def test_interrupted_readers_of_feeds_keep_no_files(tmp_path: Path) -> None:
 
 def acknowledged_messages(path: Path) -> tuple[int, int]:
     """Put messages after each interrupt of a put; return how many were acknowledged, and how many are there."""
-    ledger, told = Ledger(path), 0
+    ledger, acknowledged = Ledger(path), 0
     events = ledger.store.queue("fed_events")
     for _ in every_point(lambda: (events.put(b"interrupted"), events.put(b"interrupted too"))):
         events.put(b"told")
         events.put_many([b"told"] * 2)
         ledger.store.flush()
-        told += 3
+        acknowledged += 3
     ledger.reopen()
-    found = sum(message.payload == b"told" for message in ledger.store.queue("fed_events").read(limit=100_000))
+    present = sum(message.payload == b"told" for message in ledger.store.queue("fed_events").read(limit=100_000))
     ledger.store.close()
-    return told, found
+    return acknowledged, present
 
 
 def test_an_interrupted_put_takes_no_message_of_others_with_it(tmp_path: Path) -> None:
-    told, found = acknowledged_messages(tmp_path)
-    assert told == found > 50
+    acknowledged, present = acknowledged_messages(tmp_path)
+    assert acknowledged == present > 50

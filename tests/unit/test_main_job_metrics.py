@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> penstock.Store:
 
 def test_each_sound_reading_is_a_sample_and_in_the_rollups(store: penstock.Store) -> None:
     with store:
-        put_and_route(store, sound=4, samples=4)
+        put_and_route(store, readings=4, samples=4)
         assert account(store)["difference"] == 8, "the two rollups have none of the four samples"
         summary = metrics.summarize(store, spark_jobs=3)
         assert account(store)["difference"] == 0
@@ -39,7 +39,7 @@ def test_each_sound_reading_is_a_sample_and_in_the_rollups(store: penstock.Store
 
 def test_a_lost_sample_is_a_difference(store: penstock.Store) -> None:
     with store:
-        put_and_route(store, sound=4, samples=3)
+        put_and_route(store, readings=4, samples=3)
         metrics.summarize(store, spark_jobs=0)
         assert account(store)["difference"] == 1
 
@@ -58,12 +58,12 @@ def test_stamps_differ_and_ascend() -> None:
     assert taken == sorted(set(taken))
 
 
-def put_and_route(store: penstock.Store, *, sound: int, samples: int) -> None:
+def put_and_route(store: penstock.Store, *, readings: int, samples: int) -> None:
     """Do what the producer and the query do, with one sample each minute."""
-    store.queue("events").put_many([b"reading"] * sound, keys=[b"device-001"] * sound, durable=True)
+    store.queue("events").put_many([b"reading"] * readings, keys=[b"device-001"] * readings, durable=True)
     store.queue("events").consumer(CONSUMER).seek("latest")
-    store.kv("expected", value="int64").put(b"sound", sound)
-    store.kv("totals", value="int64").put(b"device-001", sound)
+    store.kv("expected", value="int64").put(b"sound", readings)
+    store.kv("totals", value="int64").put(b"device-001", readings)
     times = [1_700_000_000_000_000 + 60_000_000 * number for number in range(samples)]
     store.series(metrics.TABLE).write_columns("temperature", [21.0] * samples, {"site": "east"}, times=times)
     store.flush()  # a snapshot has what is applied

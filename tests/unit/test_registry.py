@@ -56,7 +56,7 @@ def run(folder: Path, script: str) -> list[str]:
 
 
 def test_packages_are_read_when_a_name_is_unknown(tmp_path: Path) -> None:
-    said = run(
+    lines = run(
         tmp_path,
         f"""
         import penstock, penstock.registry as registry
@@ -71,10 +71,10 @@ def test_packages_are_read_when_a_name_is_unknown(tmp_path: Path) -> None:
                 print(error)
         """,
     )
-    assert said[0] == "['kv', 'queue'] False"  # the others are loaded at their first use
-    assert said[1] == "['kv', 'queue', 'series', 'sound', 'vector'] KvKind"
-    assert said[2].startswith("table g is of the kind graph, which this Penstock lacks: install the package")
-    assert [name for name in NAMES if f"others:{name} (" in said[2]] == [name for name in NAMES if name != "Sound"]
+    assert lines[0] == "['kv', 'queue'] False"  # the others are loaded at their first use
+    assert lines[1] == "['kv', 'queue', 'series', 'sound', 'vector'] KvKind"
+    assert lines[2].startswith("table g is of the kind graph, which this Penstock lacks: install the package")
+    assert [name for name in NAMES if f"others:{name} (" in lines[2]] == [name for name in NAMES if name != "Sound"]
 
 
 def test_a_store_without_the_package_keeps_its_other_tables(tmp_path: Path) -> None:

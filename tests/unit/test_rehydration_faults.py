@@ -107,12 +107,12 @@ def test_a_fault_on_the_way_is_typed_and_the_next_read_works(disk: SimulatedDisk
 @pytest.mark.parametrize("harm", ["cut", "empty", "flip"])
 def test_a_damaged_object_is_named_and_read_once_it_is_back(disk: SimulatedDisk, harm: str) -> None:
     path = object_of(disk)
-    sound = disk.open(path).pread(1 << 20, 0)
+    content = disk.open(path).pread(1 << 20, 0)
     file = disk.open(path, write=True)
     if harm == "flip":
-        disk.flip(path, 8 * (len(sound) // 2))
+        disk.flip(path, 8 * (len(content) // 2))
     else:
-        file.truncate(len(sound) // 2 if harm == "cut" else 0)
+        file.truncate(len(content) // 2 if harm == "cut" else 0)
     with opened(disk) as store:
         for _ in range(2):
             with pytest.raises(CorruptionError, match=f"file://{path}.*this object"):
@@ -120,7 +120,7 @@ def test_a_damaged_object_is_named_and_read_once_it_is_back(disk: SimulatedDisk,
             assert copies(disk) == []
         with pytest.raises(PenstockError, match="this object"):
             store.rehydrate("keys")
-        file.pwrite(sound, 0)
+        file.pwrite(content, 0)
         assert store.kv("keys").get(b"a") == VALUE
 
 

@@ -107,14 +107,14 @@ def test_what_was_built_and_asked_is_on_the_page(run: Run, tmp_path: Path) -> No
         vectors = [[float(number)] * len(fingerprints.FEATURES) for number in range(12)]
         store.vector(fingerprints.TABLE).upsert([f"device-{n}" for n in range(110, 122)], vectors, durable=True)
         store.flush()
-        made, asked = questions.tables_made(store), questions.ask(store)
-    sizes = {one.name: (one.kind, one.rows) for one in made}
+        tables, answers = questions.tables_made(store), questions.ask(store)
+    sizes = {one.name: (one.kind, one.rows) for one in tables}
     assert (sizes["totals"], sizes["events"], sizes["fingerprints"]) == (("kv", 1), ("queue", 3), ("vector", 12))
-    assert [one.kind for one in asked] == ["kv", "queue", "series", "vector"]
-    assert "&lt;device&gt;" in asked[0].answer
-    assert "north" in asked[2].answer
-    assert asked[3].answer.count("<li>") == 8
-    text = page(run, produced=300, built=made, questions=asked)
+    assert [one.kind for one in answers] == ["kv", "queue", "series", "vector"]
+    assert "&lt;device&gt;" in answers[0].answer
+    assert "north" in answers[2].answer
+    assert answers[3].answer.count("<li>") == 8
+    text = page(run, produced=300, built=tables, questions=answers)
     assert "<td>totals</td><td>kv</td><td>1</td>" in text
     assert f"penstock console {run.folder}" in text
 

@@ -31,6 +31,6 @@ def test_an_interrupt_while_the_environment_is_made(tmp_path: Path) -> None:
         time.sleep(0.02)
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)
-    told, _ = process.communicate(timeout=60)
-    assert told == "set-up: stopped: the next call goes on\n"
+    output, _ = process.communicate(timeout=60)
+    assert output == "set-up: stopped: the next call goes on\n"
     assert process.returncode == 130

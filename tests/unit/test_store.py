@@ -122,12 +122,12 @@ def test_between_apply_and_retirement_nothing_counts_twice(store: Store, monkeyp
     """The record is in the tree and its delta still among the layers: also where the tree says: deleted."""
     table = store.kv("t")
     table.put(b"old", b"1", durable=True)
-    seen: list[Any] = []
+    reads: list[Any] = []
     dispatch = store._dispatcher.dispatch
 
     def watched(*args: Any) -> Any:
         result = dispatch(*args)
-        seen.append((table.get(b"n"), table.get(b"k"), dict(table.scan())))
+        reads.append((table.get(b"n"), table.get(b"k"), dict(table.scan())))
         return result
 
     table.merge(b"n", one(2), operator="add_i64")
@@ -136,7 +136,7 @@ def test_between_apply_and_retirement_nothing_counts_twice(store: Store, monkeyp
     with store.batch(token=("p", 1)) as batch:
         batch.kv("t").delete(b"k")
         batch.kv("t").merge(b"n", one(3), operator="add_i64")
-    assert seen == [(one(5), None, {b"old": b"1", b"n": one(5)})]
+    assert reads == [(one(5), None, {b"old": b"1", b"n": one(5)})]
 
 
 def test_put_tokened_batch_put_keep_their_order(store: Store) -> None:
@@ -161,22 +161,22 @@ def test_a_duplicate_is_never_visible(store: Store, monkeypatch: pytest.MonkeyPa
     table = store.kv("t")
     with store.batch(token=("p", 1)) as batch:
         batch.kv("t").put(b"k", b"first")
-    seen: list[Any] = []
+    reads: list[Any] = []
     for name in ("make_durable", "apply"):
         original = getattr(StoreFlusher, name)
 
         def looking(self: StoreFlusher, *args: Any, original: Callable[..., Any] = original, **named: Any) -> Any:
-            seen.append((table.get(b"k"), dict(table.scan())))
+            reads.append((table.get(b"k"), dict(table.scan())))
             result = original(self, *args, **named)
-            seen.append((table.get(b"k"), dict(table.scan())))
+            reads.append((table.get(b"k"), dict(table.scan())))
             return result
 
         monkeypatch.setattr(StoreFlusher, name, looking)
     with store.batch(token=("p", 1)) as batch:
         batch.kv("t").put(b"k", b"second")
     assert batch.duplicate
-    assert len(seen) == 4
-    assert set(map(repr, seen)) == {repr((b"first", {b"k": b"first"}))}
+    assert len(reads) == 4
+    assert set(map(repr, reads)) == {repr((b"first", {b"k": b"first"}))}
 
 
 def test_tokens_below_the_window_are_refused_not_called_duplicates(store: Store) -> None:

@@ -35,7 +35,7 @@ def value(key: int) -> bytes:
     return random.Random(key).randbytes(200)
 
 
-class Place:
+class ArchivedStore:
     """A store, its archive, and what must be read from it."""
 
     def __init__(self, folder: Path) -> None:
@@ -70,8 +70,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def archived_store(tmp_path: Path) -> ArchivedStore:
+    return ArchivedStore(tmp_path)
 
 
 def states(store: Any) -> list[str]:
@@ -85,95 +85,95 @@ def read(store: Any) -> dict[bytes, bytes]:
 # -- the way there and back
 
 
-def test_archived_evicted_read_reopened_and_rehydrated(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_archived_evicted_read_reopened_and_rehydrated(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         assert states(store) == ["local"]
         report = store.archive()
         assert report.number == 1
         assert states(store) == ["archived"]
         assert store.evict("users").files == 1
         assert states(store) == ["evicted"]
-        assert place.files() == []
-        assert place.files(".idx") != []
-        assert read(store) == place.rows
+        assert archived_store.files() == []
+        assert archived_store.files(".idx") != []
+        assert read(store) == archived_store.rows
         assert store.check().ok
         assert store.check().orphans == []
-    with place.open(archive=None) as store:  # it remembers its archive
-        assert store.archive_url == place.url
-        assert read(store) == place.rows
+    with archived_store.open(archive=None) as store:  # it remembers its archive
+        assert store.archive_url == archived_store.url
+        assert read(store) == archived_store.rows
         assert store.rehydrate("users") > 0
         assert states(store) == ["archived"]
-        assert place.files() != []
+        assert archived_store.files() != []
         assert store.verify_archive().damage == []
-        assert read(store) == place.rows
+        assert read(store) == archived_store.rows
 
 
-def test_nothing_is_uploaded_twice(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_nothing_is_uploaded_twice(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         first = store.archive()
         again = store.archive()
         assert again.bytes_uploaded < first.bytes_uploaded
-        keys = place.files_keys()
-        place.fill(store, ROWS)
+        keys = archived_store.files_keys()
+        archived_store.fill(store, ROWS)
         store.archive()
-        assert set(keys) <= set(place.files_keys())
+        assert set(keys) <= set(archived_store.files_keys())
 
 
-def test_a_compaction_and_a_kept_snapshot_fetch_what_they_need(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_a_compaction_and_a_kept_snapshot_fetch_what_they_need(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
-        place.fill(store, ROWS)  # compacts: merges the evicted file
+        archived_store.fill(store, ROWS)  # compacts: merges the evicted file
         assert states(store) == ["local"]
-        assert read(store) == place.rows
+        assert read(store) == archived_store.rows
         store.archive()
         store.evict()
         store.keep_snapshot("users")
-        for file in Path(place.path, "tables").rglob("*.sst"):
+        for file in Path(archived_store.path, "tables").rglob("*.sst"):
             if "snapshot" not in str(file):
                 file.unlink()
         store.repair("users")
-        assert read(store) == place.rows
+        assert read(store) == archived_store.rows
         assert states(store) == ["local"]
         store.archive()
         store.evict()
-        assert read(store) == place.rows
+        assert read(store) == archived_store.rows
 
 
-def test_what_a_snapshot_or_a_backup_needs_is_not_evicted(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_what_a_snapshot_or_a_backup_needs_is_not_evicted(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         with store.snapshot() as snapshot:
             assert (store.evict().files, store.evict().kept) == (0, 1)
-            assert dict(snapshot.kv("users").scan()) == place.rows
+            assert dict(snapshot.kv("users").scan()) == archived_store.rows
         with store.readers.holding(OsFileSystem()):
             assert store.evict().files == 0
         assert store.evict().files == 1
 
 
-def test_the_ledger_and_files_with_range_deletes_stay(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_the_ledger_and_files_with_range_deletes_stay(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.kv("users").delete_range(b"000000", b"000010", durable=True)
         for key in range(10):
-            del place.rows[b"%06d" % key]
+            del archived_store.rows[b"%06d" % key]
         snapshot = store.snapshot()  # keeps the compaction from dropping the range delete
         store._maintenance.flush(next(t for t, c in store._maintenance.trees() if c.db_id == 2))
         snapshot.close()
         store.archive()
         store.evict()
         assert sorted(states(store)) == ["archived", "evicted"]
-        assert read(store) == place.rows
+        assert read(store) == archived_store.rows
 
 
-def test_policies_evict_by_age_and_by_size(place: Place) -> None:
+def test_policies_evict_by_age_and_by_size(archived_store: ArchivedStore) -> None:
     clock = FakeClock()
-    with place.open(clock=clock, interval_s=None) as store:
-        place.fill(store)
+    with archived_store.open(clock=clock, interval_s=None) as store:
+        archived_store.fill(store)
         store.alter("users", archive=penstock.ArchivePolicy(evict_after_ms=100_000))
         store.archive()
         store._archive.check_due()
@@ -182,20 +182,22 @@ def test_policies_evict_by_age_and_by_size(place: Place) -> None:
         store._archive.check_due()
         assert states(store) == ["evicted"]
         store.alter("users", archive=None)
-    with place.open(clock=clock, policy=penstock.ArchivePolicy(local_bytes_max=1 << 30), interval_s=None) as store:
+    with archived_store.open(
+        clock=clock, policy=penstock.ArchivePolicy(local_bytes_max=1 << 30), interval_s=None
+    ) as store:
         store.rehydrate()
         store._archive.check_due()
         assert states(store) == ["archived"]
-    with place.open(clock=clock, policy=penstock.ArchivePolicy(local_bytes_max=0), interval_s=None) as store:
+    with archived_store.open(clock=clock, policy=penstock.ArchivePolicy(local_bytes_max=0), interval_s=None) as store:
         store._archive.check_due()
         assert states(store) == ["evicted"]
-        assert read(store) == place.rows
+        assert read(store) == archived_store.rows
 
 
-def test_a_run_is_due_after_its_interval_and_is_a_durable_job(place: Place) -> None:
+def test_a_run_is_due_after_its_interval_and_is_a_durable_job(archived_store: ArchivedStore) -> None:
     clock = FakeClock()
-    with place.open(clock=clock, interval_s=60.0) as store:
-        place.fill(store)
+    with archived_store.open(clock=clock, interval_s=60.0) as store:
+        archived_store.fill(store)
         store._archive.check_due()
         assert store._jobs.acquire("w", (4,)) is None
         clock.advance(61)
@@ -204,13 +206,13 @@ def test_a_run_is_due_after_its_interval_and_is_a_durable_job(place: Place) -> N
         lease = store._jobs.acquire("w", (4,))
         assert lease is not None
         assert store._jobs.acquire("w", (4,)) is None
-    with place.open(clock=clock) as store:  # the worker vanished: a repair runs, and the gate opens
+    with archived_store.open(clock=clock) as store:  # the worker vanished: a repair runs, and the gate opens
         assert store.archive().number > 0
         assert states(store) == ["archived"]
 
 
-def test_the_cache_is_bounded_and_files_are_read_again(place: Place) -> None:
-    with place.open(cache_bytes_max=1) as store:
+def test_the_cache_is_bounded_and_files_are_read_again(archived_store: ArchivedStore) -> None:
+    with archived_store.open(cache_bytes_max=1) as store:
         for start in range(0, 3 * ROWS, ROWS):
             store.kv(f"t{start}").put_many(
                 [(b"%06d" % key, value(key)) for key in range(start, start + ROWS)], durable=True
@@ -221,54 +223,58 @@ def test_the_cache_is_bounded_and_files_are_read_again(place: Place) -> None:
         for _ in range(2):
             for start in range(0, 3 * ROWS, ROWS):
                 assert len(dict(store.kv(f"t{start}").scan())) == ROWS
-                assert len(list(Path(place.path, "cache").iterdir())) == 1
+                assert len(list(Path(archived_store.path, "cache").iterdir())) == 1
             store._archive.release_removed()
 
 
 # -- backups
 
 
-def test_a_backup_of_evicted_files_is_whole_and_its_copy_deletes_nothing(place: Place, tmp_path: Path) -> None:
+def test_a_backup_of_evicted_files_is_whole_and_its_copy_deletes_nothing(
+    archived_store: ArchivedStore, tmp_path: Path
+) -> None:
     target, copy = str(tmp_path / "backups"), str(tmp_path / "copy")
-    with place.open() as store:
-        place.fill(store)
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
         store.backup(target)
         assert store.backup(target).files_copied < 8
-        inherited = place.files_keys()
+        inherited = archived_store.files_keys()
     assert penstock.check_backup(target) == []
     penstock.restore(target, copy)
-    shutil.rmtree(place.path)
-    with place.open(copy) as store:
-        assert read(store) == place.rows
+    shutil.rmtree(archived_store.path)
+    with archived_store.open(copy) as store:
+        assert read(store) == archived_store.rows
         assert states(store) == ["evicted"]
         store.rehydrate()
         assert states(store) == ["archived"]
         assert store.evict().files == 0  # the objects are another store's, which may delete them
         store.archive()  # uploads them as its own
         assert store.evict().files == 1
-        assert len(place.objects.folders()) == 2
+        assert len(archived_store.objects.folders()) == 2
         store.drop("users")
         store._dropped.remove()
         for _ in range(3):
             store.archive()
             store.collect_archive()
-        assert set(inherited) <= set(place.files_keys())
+        assert set(inherited) <= set(archived_store.files_keys())
 
 
-def test_a_salvage_fetches_evicted_files_and_writes_nothing_to_the_archive(place: Place, tmp_path: Path) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_a_salvage_fetches_evicted_files_and_writes_nothing_to_the_archive(
+    archived_store: ArchivedStore, tmp_path: Path
+) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
-    before = place.objects_there()
-    report = penstock.salvage(place.path, str(tmp_path / "rescued"))
+    before = archived_store.objects_there()
+    report = penstock.salvage(archived_store.path, str(tmp_path / "rescued"))
     assert (report.rows["users"], report.damage, report.lost) == (ROWS, [], [])
-    assert place.objects_there() == before
+    assert archived_store.objects_there() == before
     key = next(key for key in before if ".sst-" in key and not key.endswith(".idx") and "/tables/2/" in key)
-    place.objects.delete(key)
-    report = penstock.salvage(place.path, str(tmp_path / "less"))
+    archived_store.objects.delete(key)
+    report = penstock.salvage(archived_store.path, str(tmp_path / "less"))
     assert report.rows["users"] == 0
     assert any(key in lost for lost in (*report.lost, *(one.path for one in report.damage)))
 
@@ -276,100 +282,104 @@ def test_a_salvage_fetches_evicted_files_and_writes_nothing_to_the_archive(place
 # -- reattaching
 
 
-def test_a_lost_disk_is_reattached_with_everything_up_to_the_run(place: Place, tmp_path: Path) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_a_lost_disk_is_reattached_with_everything_up_to_the_run(archived_store: ArchivedStore, tmp_path: Path) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.kv("users").put(b"late", b"in no file yet", durable=True)
-        place.rows[b"late"] = b"in no file yet"
+        archived_store.rows[b"late"] = b"in no file yet"
         uuid, lsn = store.uuid, store.archive().lsn
         store.kv("users").put(b"after", b"the run", durable=True)
-    shutil.rmtree(place.path)
-    report = penstock.reattach(place.url, place.path)
+    shutil.rmtree(archived_store.path)
+    report = penstock.reattach(archived_store.url, archived_store.path)
     assert (report.store, report.lsn) == (uuid.hex(), lsn)
     assert report.evicted == 1
-    before = place.objects_there()
-    with place.open(archive=None) as store:
+    before = archived_store.objects_there()
+    with archived_store.open(archive=None) as store:
         assert store.uuid != uuid
-        assert place.files() == []
-        assert read(store) == place.rows
+        assert archived_store.files() == []
+        assert read(store) == archived_store.rows
         assert [message.payload for message in store.queue("events").read()] == [b"event 0"]
-        place.fill(store, ROWS)
+        archived_store.fill(store, ROWS)
         store.archive()
         store.collect_archive()
-        assert set(before) <= set(place.objects_there())
-        assert read(store) == place.rows
-    penstock.reattach(place.url, str(tmp_path / "twice"), store=store.uuid.hex())
-    with place.open(str(tmp_path / "twice"), archive=None) as twice:
-        assert read(twice) == place.rows
+        assert set(before) <= set(archived_store.objects_there())
+        assert read(store) == archived_store.rows
+    penstock.reattach(archived_store.url, str(tmp_path / "twice"), store=store.uuid.hex())
+    with archived_store.open(str(tmp_path / "twice"), archive=None) as twice:
+        assert read(twice) == archived_store.rows
 
 
-def test_a_store_whose_archive_was_reattached_deletes_nothing(place: Place, tmp_path: Path) -> None:
-    with place.open(runs_kept=1) as store:
-        place.fill(store)
+def test_a_store_whose_archive_was_reattached_deletes_nothing(archived_store: ArchivedStore, tmp_path: Path) -> None:
+    with archived_store.open(runs_kept=1) as store:
+        archived_store.fill(store)
         store.archive()
-        penstock.reattach(place.url, str(tmp_path / "heir"))
-        assert [key for key in place.objects_there() if f"/{HEIRS}/" in key] != []
-        before = place.files_keys()
-        place.fill(store, ROWS)
+        penstock.reattach(archived_store.url, str(tmp_path / "heir"))
+        assert [key for key in archived_store.objects_there() if f"/{HEIRS}/" in key] != []
+        before = archived_store.files_keys()
+        archived_store.fill(store, ROWS)
         store.archive()
         assert store.collect_archive() == 0
-        assert set(before) <= set(place.files_keys())
-    with place.open(str(tmp_path / "heir"), archive=None) as heir:
+        assert set(before) <= set(archived_store.files_keys())
+    with archived_store.open(str(tmp_path / "heir"), archive=None) as heir:
         assert len(read(heir)) == ROWS
 
 
-def test_reattaching_refuses_what_it_cannot_do(place: Place, tmp_path: Path) -> None:
+def test_reattaching_refuses_what_it_cannot_do(archived_store: ArchivedStore, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no archive"):
-        penstock.reattach(place.url, str(tmp_path / "new"))
+        penstock.reattach(archived_store.url, str(tmp_path / "new"))
     for name in ("one", "two"):
-        with place.open(str(tmp_path / name)) as store:
-            place.fill(store)
+        with archived_store.open(str(tmp_path / name)) as store:
+            archived_store.fill(store)
             if name == "two":
                 store.archive()
     several = rf"{store.uuid.hex()} \(run 1 of \d{{4}}-\d\d-\d\d .* UTC\).*: name one, by store="
     with pytest.raises(Invalid, match=several) as caught:
-        penstock.reattach(place.url, str(tmp_path / "new"))
+        penstock.reattach(archived_store.url, str(tmp_path / "new"))
     assert "(no run can be read)" in str(caught.value)
     with pytest.raises(NotFound, match=f"no archive of {'0' * 32}: it has those of .*{store.uuid.hex()}"):
-        penstock.reattach(place.url, str(tmp_path / "new"), store="0" * 32)
+        penstock.reattach(archived_store.url, str(tmp_path / "new"), store="0" * 32)
     with pytest.raises(NotFound, match="no whole run"):
         penstock.reattach(
-            place.url, str(tmp_path / "new"), store=next(n for n in place.objects.folders() if n != store.uuid.hex())
+            archived_store.url,
+            str(tmp_path / "new"),
+            store=next(n for n in archived_store.objects.folders() if n != store.uuid.hex()),
         )
     with pytest.raises(NotFound, match="no run 7"):
-        penstock.reattach(place.url, str(tmp_path / "new"), store=store.uuid.hex(), number=7)
+        penstock.reattach(archived_store.url, str(tmp_path / "new"), store=store.uuid.hex(), number=7)
     with pytest.raises(Invalid, match="not empty"):
-        penstock.reattach(place.url, str(tmp_path / "one"), store=store.uuid.hex())
+        penstock.reattach(archived_store.url, str(tmp_path / "one"), store=store.uuid.hex())
     for wrong in (True, 0, -1, 1.5, "1", float("nan")):
         with pytest.raises(Invalid):
-            penstock.reattach(place.url, str(tmp_path / "new"), number=wrong)  # type: ignore[arg-type]
+            penstock.reattach(archived_store.url, str(tmp_path / "new"), number=wrong)  # type: ignore[arg-type]
     with pytest.raises(Invalid):
-        penstock.reattach(place.url, str(tmp_path / "new"), store=1)  # type: ignore[arg-type]
+        penstock.reattach(archived_store.url, str(tmp_path / "new"), store=1)  # type: ignore[arg-type]
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("which", ["LISTING", "manifest", ".idx", ".sst", "journal"])
-def test_reattaching_names_a_damaged_or_missing_object(place: Place, tmp_path: Path, which: str) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_reattaching_names_a_damaged_or_missing_object(
+    archived_store: ArchivedStore, tmp_path: Path, which: str
+) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
     key = next(
         key
-        for key in place.objects_there()
+        for key in archived_store.objects_there()
         if (key.endswith(".idx") if which == ".idx" else which in key and not key.endswith(".idx"))
     )
-    size = place.objects.size(key)
+    size = archived_store.objects.size(key)
     assert size is not None
-    content = place.objects.read(key, 0, size)
-    place.objects.delete(key)
+    content = archived_store.objects.read(key, 0, size)
+    archived_store.objects.delete(key)
     for wrong in (None, content[:-1], bytes([content[0] ^ 1]) + content[1:]):
         if wrong is not None:
-            place.objects.delete(key)
-            place.objects.put_new(key, wrong)
+            archived_store.objects.delete(key)
+            archived_store.objects.put_new(key, wrong)
         if which == ".sst" and wrong is not None and len(wrong) == size:
             continue  # it is only read when it is needed: see the reads of damaged objects
         with pytest.raises((CorruptionError, NotFound)) as error:
-            penstock.reattach(place.url, str(tmp_path / "new"))
+            penstock.reattach(archived_store.url, str(tmp_path / "new"))
         assert not isinstance(error.value, CorruptionError) or key in error.value.path
         assert not (tmp_path / "new").exists()
 
@@ -378,40 +388,40 @@ def test_reattaching_names_a_damaged_or_missing_object(place: Place, tmp_path: P
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "shorter", "foreign"])
-def test_reading_names_an_object_that_is_damaged_missing_or_foreign(place: Place, damage: str) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_reading_names_an_object_that_is_damaged_missing_or_foreign(archived_store: ArchivedStore, damage: str) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
         key = store.chunks("users")[0].object
-        size = place.objects.size(key)
+        size = archived_store.objects.size(key)
         assert size is not None
-        content = place.objects.read(key, 0, size)
-        place.objects.delete(key)
+        content = archived_store.objects.read(key, 0, size)
+        archived_store.objects.delete(key)
         wrong = {
             "flipped": content[:-1] + bytes([content[-1] ^ 1]),
             "shorter": content[: size // 2],
             "foreign": b"x" * size,
         }
         if damage != "missing":
-            place.objects.put_new(key, wrong[damage])
+            archived_store.objects.put_new(key, wrong[damage])
         with pytest.raises(CorruptionError) as error:
             read(store)
-        assert error.value.path == f"{place.url}/{key}"
-        assert [where for where, _ in store.verify_archive().damage] == [f"{place.url}/{key}"]
+        assert error.value.path == f"{archived_store.url}/{key}"
+        assert [where for where, _ in store.verify_archive().damage] == [f"{archived_store.url}/{key}"]
         assert states(store) == ["evicted"]
-        place.objects.delete(key)
-        place.objects.put_new(key, content)  # its bytes come back: so do the rows
-        assert read(store) == place.rows
+        archived_store.objects.delete(key)
+        archived_store.objects.put_new(key, content)  # its bytes come back: so do the rows
+        assert read(store) == archived_store.rows
 
 
-def test_a_damaged_object_whose_file_is_here_is_uploaded_again(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_a_damaged_object_whose_file_is_here_is_uploaded_again(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         key = store.chunks("users")[0].object
-        place.objects.delete(key)
-        place.objects.put_new(key, b"damaged")
+        archived_store.objects.delete(key)
+        archived_store.objects.put_new(key, b"damaged")
         assert len(store.verify_archive("users").damage) == 1
         assert states(store) == ["local"]
         assert store.evict().files == 0
@@ -436,9 +446,9 @@ class LiesOnce:
         return bool(self.objects.put_new(key, data))
 
 
-def test_an_upload_is_not_believed_before_it_was_read_back(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_an_upload_is_not_believed_before_it_was_read_back(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store._archive.tables.objects = LiesOnce(store._archive.tables.objects, b"something else")
         with pytest.raises(CorruptionError, match="uploaded again"):
             store.archive()
@@ -449,11 +459,11 @@ def test_an_upload_is_not_believed_before_it_was_read_back(place: Place) -> None
 
 
 def test_negative_control_eviction_without_verification_is_refused_by_the_manifest(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    archived_store: ArchivedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mover that skips the verification cannot evict: the transition is not its to make."""
-    with place.open() as store:
-        place.fill(store)
+    with archived_store.open() as store:
+        archived_store.fill(store)
         moves = store._archive.moves
         monkeypatch.setattr(moves, "_verify", lambda key, row, name: None)
         store.archive()
@@ -464,73 +474,73 @@ def test_negative_control_eviction_without_verification_is_refused_by_the_manife
         with pytest.raises(Invalid, match="not verified"):
             moves._set(key, row, Evicted(row.residency.object))
         assert store.evict().files == 0
-        assert place.files() != []
+        assert archived_store.files() != []
 
 
 # -- collection
 
 
-def test_replaced_files_are_deleted_after_the_grace_period_and_old_runs(place: Place) -> None:
+def test_replaced_files_are_deleted_after_the_grace_period_and_old_runs(archived_store: ArchivedStore) -> None:
     clock = FakeClock()
-    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
-        place.fill(store)
+    with archived_store.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+        archived_store.fill(store)
         store.archive()
-        old = set(place.files_keys())
-        place.fill(store, ROWS)  # a compaction replaces the file
+        old = set(archived_store.files_keys())
+        archived_store.fill(store, ROWS)  # a compaction replaces the file
         store.archive()
         store.collect_archive()
-        assert old <= set(place.files_keys())
+        assert old <= set(archived_store.files_keys())
         clock.advance(101)
         assert store.collect_archive() == 0  # the version that was replaced may still be read
         store._collector.collect()
         assert store.collect_archive() > 0
-        assert not old & {key for key in place.files_keys() if "/2/0/" in key}
-        assert read(store) == place.rows
-        assert len({key.split("/")[2] for key in place.objects_there() if "/runs/" in key}) == 1
+        assert not old & {key for key in archived_store.files_keys() if "/2/0/" in key}
+        assert read(store) == archived_store.rows
+        assert len({key.split("/")[2] for key in archived_store.objects_there() if "/runs/" in key}) == 1
         store.drop("users")
         store._dropped.remove()
         store.archive()
         store.collect_archive()
         clock.advance(101)
         store.collect_archive()
-        assert [key for key in place.files_keys() if "/tables/2/" in key] == []
+        assert [key for key in archived_store.files_keys() if "/tables/2/" in key] == []
 
 
-def test_an_object_that_a_snapshot_reads_is_not_deleted(place: Place) -> None:
-    with place.open(runs_kept=1, cache_bytes_max=0) as store:
-        place.fill(store)
+def test_an_object_that_a_snapshot_reads_is_not_deleted(archived_store: ArchivedStore) -> None:
+    with archived_store.open(runs_kept=1, cache_bytes_max=0) as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
-        before = dict(place.rows)
+        before = dict(archived_store.rows)
         with store.snapshot() as snapshot:
-            place.fill(store, ROWS)
+            archived_store.fill(store, ROWS)
             store.archive()
             store.collect_archive()
             store._collector.collect()
             store.collect_archive()
-            shutil.rmtree(Path(place.path, "cache"), ignore_errors=True)
+            shutil.rmtree(Path(archived_store.path, "cache"), ignore_errors=True)
             assert dict(snapshot.kv("users").scan()) == before
 
 
-def test_what_nothing_ever_named_is_deleted_and_foreign_objects_stay(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_what_nothing_ever_named_is_deleted_and_foreign_objects_stay(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         mine = f"{store.uuid.hex()}/files/tables/2/0/00000000000000000099.sst-00000000-1"
         other = f"{'cd' * 16}/files/tables/2/0/00000000000000000099.sst-00000000-1"
         for key in (mine, other):
-            place.objects.put_new(key, b"x")
+            archived_store.objects.put_new(key, b"x")
         store.collect_archive()
-        assert place.objects.size(mine) is None
-        assert place.objects.size(other) == 1
+        assert archived_store.objects.size(mine) is None
+        assert archived_store.objects.size(other) == 1
         assert store.verify_archive().damage == []
 
 
 def test_negative_control_a_collector_that_forgets_the_rows_is_caught(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    archived_store: ArchivedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with place.open() as store:
-        place.fill(store)
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
         monkeypatch.setattr(store._archive.collector, "_needed", lambda objects: set())
@@ -539,98 +549,102 @@ def test_negative_control_a_collector_that_forgets_the_rows_is_caught(
             read(store)
 
 
-def test_objects_are_deleted_also_by_a_store_that_is_never_open_for_the_grace_period(place: Place) -> None:
+def test_objects_are_deleted_also_by_a_store_that_is_never_open_for_the_grace_period(
+    archived_store: ArchivedStore,
+) -> None:
     clock = FakeClock()
-    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
-        place.fill(store)
+    with archived_store.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+        archived_store.fill(store)
         store.archive()
-        old = {key for key in place.files_keys() if "/tables/2/" in key}
-        place.fill(store, ROWS)  # a compaction replaces the file
+        old = {key for key in archived_store.files_keys() if "/tables/2/" in key}
+        archived_store.fill(store, ROWS)  # a compaction replaces the file
         store.archive()
         store.collect_archive()
     clock.advance(60)
-    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+    with archived_store.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
         store.collect_archive()
-        assert old <= set(place.files_keys())
+        assert old <= set(archived_store.files_keys())
         assert store.check().orphans == []
     clock.advance(60)
-    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+    with archived_store.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
         store.collect_archive()
-        assert not old & set(place.files_keys())
+        assert not old & set(archived_store.files_keys())
         assert store.verify_archive().damage == []
-        Path(place.path, "UNNEEDED").write_bytes(b"{")  # damaged: the grace period begins anew
-    with place.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
+        Path(archived_store.path, "UNNEEDED").write_bytes(b"{")  # damaged: the grace period begins anew
+    with archived_store.open(clock=clock, grace_s=100.0, runs_kept=1) as store:
         assert store.collect_archive() == 0
 
 
-def test_a_file_of_a_queue_is_not_taken_for_the_sstable_of_its_number(place: Place) -> None:
-    with place.open(runs_kept=1) as store:
-        place.fill(store)
+def test_a_file_of_a_queue_is_not_taken_for_the_sstable_of_its_number(archived_store: ArchivedStore) -> None:
+    with archived_store.open(runs_kept=1) as store:
+        archived_store.fill(store)
         store.archive()
         with store.snapshot():
             number = int(store.chunks("users")[0].chunk)
             mine = f"{store.uuid.hex()}/files/tables/3/0/2026/01/01/{number:010d}.data-00000000-1"
-            held = f"{store.uuid.hex()}/files/tables/2/0/{number:020d}.sst-00000000-1"
-            for key in (mine, held):
-                place.objects.put_new(key, b"x")
+            pinned = f"{store.uuid.hex()}/files/tables/2/0/{number:020d}.sst-00000000-1"
+            for key in (mine, pinned):
+                archived_store.objects.put_new(key, b"x")
             store.collect_archive()
-            assert place.objects.size(mine) is None
-            assert place.objects.size(held) == 1
+            assert archived_store.objects.size(mine) is None
+            assert archived_store.objects.size(pinned) == 1
 
 
 def test_an_object_is_not_deleted_while_a_reader_from_before_the_opening_may_read_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    archived_store: ArchivedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
     monkeypatch.setattr(
         ReaderLeases, "keep", lambda self, left_s, after_s=0.0: None
     )  # as after a kill: its readers have their leases
-    with place.open(clock=clock) as store:
-        place.fill(store)
+    with archived_store.open(clock=clock) as store:
+        archived_store.fill(store)
         store.archive()
         store.readers.expect(500.0)
-    with place.open(clock=clock, runs_kept=1) as store:
+    with archived_store.open(clock=clock, runs_kept=1) as store:
         mine = f"{store.uuid.hex()}/files/tables/2/0/00000000000000000099.sst-00000000-1"
-        place.objects.put_new(mine, b"x")
+        archived_store.objects.put_new(mine, b"x")
         assert store.readers.may_be_there()
         store.archive()
         runs = [f"{store.uuid.hex()}/runs/{number:08d}/LISTING" for number in (1, 2)]
-        assert all(place.objects.size(run) for run in runs)
+        assert all(archived_store.objects.size(run) for run in runs)
         store.collect_archive()
-        assert place.objects.size(mine) == 1
-        assert place.objects.size(runs[0]) is None, "a run that nothing needs waited for readers, who know none"
-        assert place.objects.size(runs[1])
+        assert archived_store.objects.size(mine) == 1
+        assert archived_store.objects.size(runs[0]) is None, (
+            "a run that nothing needs waited for readers, who know none"
+        )
+        assert archived_store.objects.size(runs[1])
         clock.advance(501)
         store.collect_archive()
-        assert place.objects.size(mine) is None
+        assert archived_store.objects.size(mine) is None
 
 
-def test_a_probe_that_a_dead_process_left_is_deleted_by_the_next_opening(place: Place) -> None:
-    with place.open() as store:
+def test_a_probe_that_a_dead_process_left_is_deleted_by_the_next_opening(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
         uuid = store.uuid.hex()
-    place.objects.put_new(f"{uuid}/probes/{'ab' * 8}", b"1")
-    with place.open():
-        assert [key for key in place.objects_there() if "/probes/" in key] == []
+    archived_store.objects.put_new(f"{uuid}/probes/{'ab' * 8}", b"1")
+    with archived_store.open():
+        assert [key for key in archived_store.objects_there() if "/probes/" in key] == []
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])
 def test_a_run_lists_no_object_that_is_lost_and_files_of_queues_are_verified(
-    place: Place, tmp_path: Path, damage: str
+    archived_store: ArchivedStore, tmp_path: Path, damage: str
 ) -> None:
     def break_one() -> str:
-        key = next(key for key in place.files_keys() if ".data-" in key)
-        size = place.objects.size(key)
+        key = next(key for key in archived_store.files_keys() if ".data-" in key)
+        size = archived_store.objects.size(key)
         assert size is not None
-        place.objects.delete(key)
+        archived_store.objects.delete(key)
         if damage == "changed":
-            place.objects.put_new(key, b"x" * size)
+            archived_store.objects.put_new(key, b"x" * size)
         return key
 
     clock = FakeClock()
-    with place.open(clock=clock) as store:
-        place.fill(store)
+    with archived_store.open(clock=clock) as store:
+        archived_store.fill(store)
         clock.advance(3_601)
-        place.fill(store, ROWS)  # the first file of the queue gets no more messages
+        archived_store.fill(store, ROWS)  # the first file of the queue gets no more messages
         store.archive()
         key = break_one()
         [(url, _)] = store.verify_archive().damage
@@ -639,9 +653,9 @@ def test_a_run_lists_no_object_that_is_lost_and_files_of_queues_are_verified(
         if damage == "missing":
             break_one()
         store.archive()
-    penstock.reattach(place.url, tmp_path / "again")
-    with place.open(str(tmp_path / "again")) as copy:
-        assert read(copy) == place.rows
+    penstock.reattach(archived_store.url, tmp_path / "again")
+    with archived_store.open(str(tmp_path / "again")) as copy:
+        assert read(copy) == archived_store.rows
         assert [message.payload for message in copy.queue("events").read()] == [b"event 0", b"event %d" % ROWS]
 
 
@@ -661,14 +675,14 @@ class Down:
 
 
 def test_a_store_opens_and_works_while_its_archive_is_out_of_reach(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    archived_store: ArchivedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with place.open() as store:
-        place.fill(store)
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
     monkeypatch.setattr("penstock.store.archiving.open_objects", lambda *_, **__: Down())
-    with place.open(attempts_max=2, timeout_s=0.01) as store:
+    with archived_store.open(attempts_max=2, timeout_s=0.01) as store:
         store.kv("users").put(b"new", b"row", durable=True)
         assert store.kv("users")[b"new"] == b"row"
         for use in (store.archive, store.evict, store.verify_archive, store.collect_archive, lambda: read(store)):
@@ -676,44 +690,44 @@ def test_a_store_opens_and_works_while_its_archive_is_out_of_reach(
                 use()
         assert "no route" in store._archive.last_error
     monkeypatch.undo()
-    with place.open() as store:
-        place.rows[b"new"] = b"row"
-        assert read(store) == place.rows
+    with archived_store.open() as store:
+        archived_store.rows[b"new"] = b"row"
+        assert read(store) == archived_store.rows
         store.archive()
 
 
-def test_an_archive_elsewhere_must_have_the_objects(place: Place, tmp_path: Path) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_an_archive_elsewhere_must_have_the_objects(archived_store: ArchivedStore, tmp_path: Path) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
     with pytest.raises(Invalid, match="has no archive of this store"):
-        place.open(archive=f"file://{tmp_path}/other")
+        archived_store.open(archive=f"file://{tmp_path}/other")
     shutil.copytree(tmp_path / "archive", tmp_path / "other")
     shutil.rmtree(tmp_path / "archive")
-    with place.open(archive=f"file://{tmp_path}/other") as store:
-        assert read(store) == place.rows
-    with place.open(archive=None) as store:
+    with archived_store.open(archive=f"file://{tmp_path}/other") as store:
+        assert read(store) == archived_store.rows
+    with archived_store.open(archive=None) as store:
         assert store.archive_url == f"file://{tmp_path}/other"
 
 
-def test_a_copied_folder_cannot_share_the_archive(place: Place, tmp_path: Path) -> None:
-    with place.open() as store:
-        place.fill(store)
-    shutil.copytree(place.path, tmp_path / "twin")
-    with place.open() as store, place.open(str(tmp_path / "twin")) as twin:
+def test_a_copied_folder_cannot_share_the_archive(archived_store: ArchivedStore, tmp_path: Path) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
+    shutil.copytree(archived_store.path, tmp_path / "twin")
+    with archived_store.open() as store, archived_store.open(str(tmp_path / "twin")) as twin:
         store.archive()
         twin.archive()  # the next number: runs do not replace each other
-        runs = {key.split("/")[2] for key in place.objects_there() if "/runs/" in key}
+        runs = {key.split("/")[2] for key in archived_store.objects_there() if "/runs/" in key}
         assert len(runs) == 2
 
 
 # -- calls
 
 
-def test_a_store_without_an_archive_says_so(place: Place) -> None:
-    with place.open(archive=None) as store:
-        place.fill(store)
+def test_a_store_without_an_archive_says_so(archived_store: ArchivedStore) -> None:
+    with archived_store.open(archive=None) as store:
+        archived_store.fill(store)
         for call in (store.archive, store.evict, store.rehydrate, store.verify_archive, store.collect_archive):
             with pytest.raises(Invalid, match="has no archive"):
                 call()
@@ -721,9 +735,9 @@ def test_a_store_without_an_archive_says_so(place: Place) -> None:
         assert store.archive_url is None
 
 
-def test_wrong_arguments_change_nothing(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_wrong_arguments_change_nothing(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         for wrong in (True, -1, 1.5, "1", None, float("nan"), 1 << 60):
             with pytest.raises(Invalid):
@@ -741,7 +755,7 @@ def test_wrong_arguments_change_nothing(place: Place) -> None:
             call()
     for url in (1, True, b"x", "nonsense", ""):
         with pytest.raises(Invalid):
-            penstock.open(place.path, archive=url)  # type: ignore[arg-type]
+            penstock.open(archived_store.path, archive=url)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -757,31 +771,31 @@ def test_wrong_settings(settings: dict[str, Any]) -> None:
         penstock.ArchiveSettings(**settings)
 
 
-def test_read_only_stores_read_what_was_evicted_and_change_nothing(place: Place) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_read_only_stores_read_what_was_evicted_and_change_nothing(archived_store: ArchivedStore) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
-    before = sorted(str(path) for path in Path(place.path).rglob("*"))
-    with penstock.open(place.path, read_only=True) as store:
-        assert read(store) == place.rows
+    before = sorted(str(path) for path in Path(archived_store.path).rglob("*"))
+    with penstock.open(archived_store.path, read_only=True) as store:
+        assert read(store) == archived_store.rows
         for call in (store.archive, store.evict, store.rehydrate):
             with pytest.raises(ReadOnly):
                 call()
-    assert sorted(str(path) for path in Path(place.path).rglob("*")) == before
+    assert sorted(str(path) for path in Path(archived_store.path).rglob("*")) == before
 
 
 # -- other processes
 
 
-def test_a_client_archives_and_reads_evicted_rows(place: Place) -> None:
-    with penstock.open(place.path, archive=place.url) as store:
-        place.fill(store)
-        with penstock.connect(place.path) as client:
+def test_a_client_archives_and_reads_evicted_rows(archived_store: ArchivedStore) -> None:
+    with penstock.open(archived_store.path, archive=archived_store.url) as store:
+        archived_store.fill(store)
+        with penstock.connect(archived_store.path) as client:
             assert client.archive().number == 1
             assert client.evict("users").files == 1
             assert [chunk.residency for chunk in client.chunks("users")] == ["evicted"]
-            assert dict(client.kv("users").scan()) == place.rows
+            assert dict(client.kv("users").scan()) == archived_store.rows
             assert client.verify_archive().objects >= 1
             assert client.rehydrate() > 0
             assert client.collect_archive() >= 0
@@ -791,17 +805,19 @@ def test_a_client_archives_and_reads_evicted_rows(place: Place) -> None:
 
 
 @pytest.mark.parametrize("sees_folder", [True, False])
-def test_a_task_fetches_an_evicted_file_by_the_key_in_its_plan(place: Place, tmp_path: Path, sees_folder: bool) -> None:
-    with place.open() as store:
-        place.fill(store)
+def test_a_task_fetches_an_evicted_file_by_the_key_in_its_plan(
+    archived_store: ArchivedStore, tmp_path: Path, sees_folder: bool
+) -> None:
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         store.evict()
         tree = next(tree for tree, catalog in store._maintenance.trees() if catalog.db_id == 2)
         snapshot: Snapshot = tree.snapshot()
         piece = FilePiece.of(snapshot.version, snapshot.now_us, b"", None)
         snapshot.close()
-        assert piece.archive == place.url
-        root = place.path if sees_folder else str(tmp_path / "elsewhere")
+        assert piece.archive == archived_store.url
+        root = archived_store.path if sees_folder else str(tmp_path / "elsewhere")
         version = piece.open(root, store.identity)
         assert version is not None
         assert sum(file.meta.rows for file in version.files()) == ROWS
@@ -814,7 +830,7 @@ def test_a_task_fetches_an_evicted_file_by_the_key_in_its_plan(place: Place, tmp
 
 
 def test_an_encrypted_table_is_archived_as_it_is_and_no_plain_byte_reaches_the_bucket(
-    place: Place, tmp_path: Path
+    archived_store: ArchivedStore, tmp_path: Path
 ) -> None:
     marker = b"Zx9PlainMarker"
     settings = penstock.StoreSettings(
@@ -825,7 +841,7 @@ def test_an_encrypted_table_is_archived_as_it_is_and_no_plain_byte_reaches_the_b
         compression=penstock.CompressionConfig(penstock.Codec.ZSTD),
     )
     rows = {marker + b"%d" % key: marker * 20 for key in range(200)}
-    with penstock.open(place.path, settings=settings, archive=place.url) as store:
+    with penstock.open(archived_store.path, settings=settings, archive=archived_store.url) as store:
         store.kv("secrets", storage=storage).put_many(list(rows.items()), durable=True)
         store.compact("secrets")
         store.kv("secrets").put(marker, marker, durable=True)  # in the journal alone
@@ -833,34 +849,36 @@ def test_an_encrypted_table_is_archived_as_it_is_and_no_plain_byte_reaches_the_b
         store.archive()
         assert store.evict("secrets").files == 1
         assert dict(store.kv("secrets").scan()) == rows
-    found = [str(path) for path in Path(tmp_path).rglob("*") if path.is_file() and marker in path.read_bytes()]
-    assert found == []
-    penstock.reattach(place.url, str(tmp_path / "again"))
+    paths = [str(path) for path in Path(tmp_path).rglob("*") if path.is_file() and marker in path.read_bytes()]
+    assert paths == []
+    penstock.reattach(archived_store.url, str(tmp_path / "again"))
     with penstock.open(str(tmp_path / "again"), settings=settings) as again:
         assert dict(again.kv("secrets").scan()) == rows
-    with pytest.raises(PenstockError, match="key"), place.open(str(tmp_path / "again"), archive=None) as again:
+    with pytest.raises(PenstockError, match="key"), archived_store.open(str(tmp_path / "again"), archive=None) as again:
         dict(again.kv("secrets").scan())
 
 
-def test_a_damaged_listing_does_not_keep_the_next_run_from_being_made(place: Place, tmp_path: Path) -> None:
-    with place.open(runs_kept=1) as store:
-        place.fill(store)
+def test_a_damaged_listing_does_not_keep_the_next_run_from_being_made(
+    archived_store: ArchivedStore, tmp_path: Path
+) -> None:
+    with archived_store.open(runs_kept=1) as store:
+        archived_store.fill(store)
         number = store.archive().number
         key = f"{store.uuid.hex()}/runs/{number:08d}/LISTING"
-        place.objects.delete(key)
-        place.objects.put_new(key, b"damaged")
+        archived_store.objects.delete(key)
+        archived_store.objects.put_new(key, b"damaged")
         assert store.archive().number == number + 1
         store.collect_archive()
-    penstock.reattach(place.url, tmp_path / "again")
-    with place.open(str(tmp_path / "again")) as copy:
-        assert read(copy) == place.rows
+    penstock.reattach(archived_store.url, tmp_path / "again")
+    with archived_store.open(str(tmp_path / "again")) as copy:
+        assert read(copy) == archived_store.rows
 
 
 def test_a_copy_that_other_reads_remove_before_it_is_open_is_fetched_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    archived_store: ArchivedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with place.open() as store:
-        place.fill(store)
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
         assert store.evict("users").files == 1
         cached, left = store._archive.tables.cached, [3]
@@ -873,16 +891,16 @@ def test_a_copy_that_other_reads_remove_before_it_is_open_is_fetched_again(
             return path
 
         monkeypatch.setattr(store._archive.tables, "cached", lost)
-        assert read(store) == place.rows
+        assert read(store) == archived_store.rows
         assert left == [0]
 
 
 def test_attempts_to_reattach_that_ended_early_leave_one_note(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archived_store: ArchivedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A note of a copy that never came to be would keep the old store from deleting anything, for ever."""
-    with place.open() as store:
-        place.fill(store)
+    with archived_store.open() as store:
+        archived_store.fill(store)
         store.archive()
 
     def interrupted(*arguments: object) -> None:
@@ -896,10 +914,10 @@ def test_attempts_to_reattach_that_ended_early_leave_one_note(
     for name, act in (*steps, ("remove_file", removed_and_interrupted)):  # the last: only the rename is missing
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(f"penstock.store.reattach.{name}", act)
-            penstock.reattach(place.url, tmp_path / "again")
-    penstock.reattach(place.url, tmp_path / "again")
-    with place.open(str(tmp_path / "again")) as copy:
-        [note] = place.objects.listed(f"{store.uuid.hex()}/{HEIRS}")
+            penstock.reattach(archived_store.url, tmp_path / "again")
+    penstock.reattach(archived_store.url, tmp_path / "again")
+    with archived_store.open(str(tmp_path / "again")) as copy:
+        [note] = archived_store.objects.listed(f"{store.uuid.hex()}/{HEIRS}")
         assert note.key.endswith(copy.uuid.hex())
-        assert read(copy) == place.rows
+        assert read(copy) == archived_store.rows
         assert copy.check().orphans == []

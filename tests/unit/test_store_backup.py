@@ -390,12 +390,12 @@ def test_a_check_runs_alone(store: penstock.Store) -> None:
     def meanwhile(_: penstock.CopyProgress) -> None:
         with pytest.raises(Backpressure, match="another check"):
             store.check()
-        seen.append(1)
+        calls.append(1)
 
-    seen: list[int] = []
+    calls: list[int] = []
     write_round(store, 0)
     assert store.check(progress=meanwhile).ok
-    assert seen
+    assert calls
 
 
 def test_through_a_client(store: penstock.Store, tmp_path: Path) -> None:
@@ -442,9 +442,9 @@ def test_every_kind_of_file_is_checked(store: penstock.Store, tmp_path: Path) ->
     for name in ("users", "metrics", "docs"):
         store.compact(name)
     root = tmp_path / "store"
-    wanted = [*root.rglob("*.sst"), *root.rglob("*.idx"), *root.rglob("*.data"), *root.rglob("journal/*.log")]
-    assert len({path.suffix for path in wanted}) == 4
-    for path in wanted:
+    paths = [*root.rglob("*.sst"), *root.rglob("*.idx"), *root.rglob("*.data"), *root.rglob("journal/*.log")]
+    assert len({path.suffix for path in paths}) == 4
+    for path in paths:
         content = path.read_bytes()
         at = 200 if path.suffix in (".data", ".log") else len(content) - 9
         with path.open("r+b") as file:  # in place: it is open
@@ -464,18 +464,18 @@ def test_an_interrupt_ends_a_backup_and_leaves_the_store_in_use(store: penstock.
     write_round(store, 0)
     store.compact("users")
     for at in (1, 2):
-        seen: list[penstock.CopyProgress] = []
+        steps: list[penstock.CopyProgress] = []
 
-        def interrupt(done: penstock.CopyProgress, seen: list[penstock.CopyProgress] = seen, at: int = at) -> None:
-            seen.append(done)
-            if len(seen) == at:
+        def interrupt(done: penstock.CopyProgress, steps: list[penstock.CopyProgress] = steps, at: int = at) -> None:
+            steps.append(done)
+            if len(steps) == at:
                 signal.raise_signal(signal.SIGINT)
                 time.sleep(0.05)
 
         folder = tmp_path / f"interrupted {at}"  # a new one: all files are to be copied
         with pytest.raises(KeyboardInterrupt):
             report = store.backup(folder, progress=interrupt)
-            raise AssertionError(f"no interrupt in {report}: {seen}")
+            raise AssertionError(f"no interrupt in {report}: {steps}")
         assert store.readers.holders == 0
         assert store.backup(folder).files > 0
         write_round(store, at)
@@ -668,14 +668,14 @@ def test_a_service_is_made_once_although_another_one_ends(
     kind, services = type(QUEUE), store._port._services
     info = store.port.table("events")
     assert info is not None
-    made, active, most, go = kind.service, [0], [0], threading.Event()
+    original, active, most, go = kind.service, [0], [0], threading.Event()
 
     def service(self: Any, *arguments: Any) -> Any:
         active[0] += 1
         most[0] = max(most[0], active[0])
         go.wait(20)
         active[0] -= 1
-        return made(self, *arguments)
+        return original(self, *arguments)
 
     monkeypatch.setattr(kind, "service", service)
     services.end(info.table_id, is_dropped=False)

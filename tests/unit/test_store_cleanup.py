@@ -40,14 +40,14 @@ class StickyDisk(SimulatedDisk):
 
 
 def files(disk: FileSystem, folder: str = "/store") -> set[str]:
-    found = set()
+    paths = set()
     for name in disk.listdir(folder):
         path = f"{folder}/{name}"
         try:
-            found |= files(disk, path)
+            paths |= files(disk, path)
         except (NotADirectoryError, FileNotFoundError):
-            found.add(path)
-    return found
+            paths.add(path)
+    return paths
 
 
 def work(store: Store, clock: FakeClock, round_: int) -> None:

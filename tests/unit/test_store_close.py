@@ -211,9 +211,9 @@ def prepared(store: Store) -> Store:
 
 def test_after_closing_every_call_raises_closed() -> None:
     store = prepared(open_simulated(SimulatedDisk()))
-    made = calls(store)
+    calls_by_name = calls(store)
     store.close()
-    for name, call in made.items():
+    for name, call in calls_by_name.items():
         with pytest.raises(Closed):
             call()
             pytest.fail(f"{name} answered after closing")
@@ -222,13 +222,13 @@ def test_after_closing_every_call_raises_closed() -> None:
 def test_after_a_failed_close_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FailingDisk(monkeypatch)
     store = prepared(open_store(str(tmp_path)))
-    made = calls(store)
+    calls_by_name = calls(store)
     disk.fails = lambda count, name: name == "fdatasync"
     store.kv("t").put(b"k0", b"pending")
     with pytest.raises(OutcomeUnknown):
         store.close()
     disk.heal()
-    for name, call in made.items():
+    for name, call in calls_by_name.items():
         with pytest.raises(Closed):
             call()
             pytest.fail(f"{name} answered after closing")
@@ -239,7 +239,7 @@ def race(tmp_path: Path) -> list[Any]:
     wrong: list[Any] = []
     for round_ in range(6):
         store = prepared(open_store(str(tmp_path / str(round_))))
-        made, begun = calls(store), threading.Event()
+        calls_by_name, begun = calls(store), threading.Event()
 
         def call_until_closed(name: str, call: Callable[[], Any], begun: threading.Event = begun) -> None:
             try:
@@ -254,7 +254,7 @@ def race(tmp_path: Path) -> list[Any]:
                 wrong.append((name, error))
 
         names = ("get", "get of a row in a file", "multi_get", "put", "read", "consumer")
-        running = [threading.Thread(target=call_until_closed, args=(name, made[name])) for name in names]
+        running = [threading.Thread(target=call_until_closed, args=(name, calls_by_name[name])) for name in names]
         for thread in running:
             thread.start()
         assert begun.wait(30)

@@ -65,8 +65,8 @@ def put_messages(store: Store, number: int) -> None:
 
 def commit_batches(store: Store, number: int) -> None:
     with store.batch() as batch:
-        for place in range(20):
-            batch.kv("rows").put(b"row %06d %d" % (number, place), os.urandom(4_000))
+        for index in range(20):
+            batch.kv("rows").put(b"row %06d %d" % (number, index), os.urandom(4_000))
             batch.queue("messages").put(b"message")
 
 
@@ -95,16 +95,16 @@ SMALL = StoreSettings(reserve_bytes=4 << 20)
 def test_a_full_disk_takes_deletes_and_gives_space_back(small_disk: Path, write: Callable[[Store, int], None]) -> None:
     path = str(small_disk / "store")
     with open_store(path, settings=SMALL) as store:
-        kept, rows = store.kv("kept"), store.kv("rows")
+        other, rows = store.kv("kept"), store.kv("rows")
         store.queue("messages")
-        kept.put_many({b"a": b"1", b"b": b"2"}, durable=True)
+        other.put_many({b"a": b"1", b"b": b"2"}, durable=True)
         fill_until_refused(store, write)
         store.flush()  # what was taken is durable: nothing of it waits for space
         written = sum(1 for _ in rows.scan())
         with pytest.raises(DiskFull):
             write(store, 0)
-        kept.delete(b"a", durable=True)
-        assert (kept.get(b"a"), kept.get(b"b")) == (None, b"2")
+        other.delete(b"a", durable=True)
+        assert (other.get(b"a"), other.get(b"b")) == (None, b"2")
         for key, _ in list(rows.scan()):
             rows.delete(key)
         store.flush()

@@ -43,8 +43,8 @@ def use(path: str) -> None:
 
 
 def files_of(path: str) -> list[str]:
-    found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-    return [file for file in found if "/tables/2/" not in file]  # sstables are mapped when they are read
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+    return [file for file in paths if "/tables/2/" not in file]  # sstables are mapped when they are read
 
 
 def loop(file: str) -> None:

@@ -64,11 +64,11 @@ def test_an_owner_writes_only_in_the_folder_that_it_opened(path: Path, change: C
     change(path)
     before = contents(path)
     time.sleep(2 * CHECK_US / 1_000_000)  # its owner checks no more often
-    gone = f"{path} was moved, deleted or replaced while it was open.*: close this store and open the path again$"
-    with pytest.raises(OutcomeUnknown, match=f"may be durable or not because {gone}"):
+    message = f"{path} was moved, deleted or replaced while it was open.*: close this store and open the path again$"
+    with pytest.raises(OutcomeUnknown, match=f"may be durable or not because {message}"):
         users.put(b"ada", b"1817", durable=True)  # it would be synced to a file that nobody finds
     for refused in (lambda: users.put(b"ada", b"1818"), lambda: users.put(b"ada", b"", if_absent=True), store.recover):
-        with pytest.raises(Closed, match=f"^{gone}"):
+        with pytest.raises(Closed, match=f"^{message}"):
             refused()
     for act in (store.checkpoint, lambda: store.compact("users"), store.close):
         with suppress(PenstockError):
@@ -101,9 +101,9 @@ def test_a_folder_that_is_gone_is_one_line(path: Path) -> None:
     )
     assert ended.stderr.count("\n") == 1, ended.stderr
     assert ended.stderr.startswith(f"{path} was moved, deleted or replaced while it was open")
-    said = ended.stdout.splitlines()
-    assert len(said) == 3, ended.stdout
-    assert all("was moved, deleted or replaced" in line and "recover()" not in line for line in said), ended.stdout
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 3, ended.stdout
+    assert all("was moved, deleted or replaced" in line and "recover()" not in line for line in lines), ended.stdout
 
 
 def test_the_sockets_of_the_next_owner_stay(path: Path) -> None:

@@ -115,9 +115,9 @@ class Owner:
         body += "\nprint(child, flush=True); time.sleep(600)"
         self.process = subprocess.Popen(program(tmp_path, body), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        with self.process.stdout as said:
-            self.lines = [said.readline().strip() for _ in range(lines)]
-            self.child = int(said.readline())
+        with self.process.stdout as output:
+            self.lines = [output.readline().strip() for _ in range(lines)]
+            self.child = int(output.readline())
 
     def kill(self) -> None:
         self.process.kill()
@@ -196,7 +196,7 @@ print(port, flush=True)
 
 
 def test_a_forked_child_has_no_lock_and_no_socket_of_its_parent(tmp_path: Path) -> None:
-    said = run(
+    output = run(
         tmp_path,
         SERVED
         + """
@@ -211,12 +211,12 @@ client.close()
 store.close()
 """,
     )
-    assert "child [] []" in said
+    assert "child [] []" in output
 
 
 def test_a_started_program_inherits_nothing(tmp_path: Path) -> None:
     listing = "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if int(n) > 3])"
-    said = run(
+    output = run(
         tmp_path,
         SERVED
         + f"""
@@ -227,12 +227,12 @@ client.close()
 store.close()
 """,
     )
-    assert str(tmp_path / "s") not in said.split("\n", 1)[1], said
+    assert str(tmp_path / "s") not in output.split("\n", 1)[1], output
 
 
 def test_a_fork_while_others_open_and_close(tmp_path: Path) -> None:
     """Whatever line an opening has reached in another thread, a child has no lock."""
-    said = run(
+    output = run(
         tmp_path,
         """
 ended, results = threading.Event(), []
@@ -251,7 +251,7 @@ ended.set(); forking_thread.join()
 print(len(results) > 20, set(results))
 """,
     )
-    assert said == "True {0}\n"
+    assert output == "True {0}\n"
 
 
 ENDS = {
@@ -264,7 +264,7 @@ ENDS = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_child_does_its_parents_store_no_harm(tmp_path: Path, how: str) -> None:
-    said = run(
+    output = run(
         tmp_path,
         SERVED
         + f"""
@@ -289,7 +289,7 @@ with penstock.open(PATH) as store:
     print(sum(1 for _ in store.kv("t").scan()))
 """,
     )
-    assert said.split("\n")[1:3] == ["locked", "52"]
+    assert output.split("\n")[1:3] == ["locked", "52"]
 
 
 HOW_USED = {
@@ -301,7 +301,7 @@ HOW_USED = {
 
 @pytest.mark.parametrize("how", HOW_USED)
 def test_a_child_of_a_process_that_used_grpc_is_refused_at_once(tmp_path: Path, how: str) -> None:
-    said = run(
+    output = run(
         tmp_path,
         OPEN
         + f"""
@@ -329,11 +329,11 @@ with penstock.connect(PATH) as client:
     print(client.kv("t").get(b"b"))
 """,
     )
-    assert said == "True\nTrue\nTrue\nb'2'\n"
+    assert output == "True\nTrue\nTrue\nb'2'\n"
 
 
 def test_a_child_that_wants_the_store_connects(tmp_path: Path) -> None:
-    said = run(
+    output = run(
         tmp_path,
         OPEN
         + """
@@ -354,4 +354,4 @@ os.waitpid(child, 0)
 with penstock.connect(PATH): pass
 """,
     )
-    assert said == "True\nb'1'\n"
+    assert output == "True\nb'1'\n"

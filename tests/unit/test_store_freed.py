@@ -114,13 +114,13 @@ def seed_strong_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seed_hook_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[Any] = []
-    monkeypatch.setattr(threads, "after_fork", lambda owner, act: held.append(owner))
+    owners: list[Any] = []
+    monkeypatch.setattr(threads, "after_fork", lambda owner, act: owners.append(owner))
 
 
 def seed_atexit_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[Any] = []
-    monkeypatch.setattr(threads, "at_exit", lambda owner, close: partial(held.append, owner))
+    owners: list[Any] = []
+    monkeypatch.setattr(threads, "at_exit", lambda owner, close: partial(owners.append, owner))
 
 
 BUGS = [seed_strong_registry, seed_hook_that_holds, seed_atexit_that_holds]

@@ -300,8 +300,8 @@ def test_rows_that_an_opening_finds_behind_or_missing_are_made_from_the_ledger(
                 for name in ("users", "old"):
                     view.delete("meta", b"name/" + name.encode())
         with reopened(disk, clock) as store:
-            found = rows(store)
-            assert {i: (r.name, r.status, r.config_hash, r.created_at_epoch_ms) for i, r in found.items()} == {
+            actual = rows(store)
+            assert {i: (r.name, r.status, r.config_hash, r.created_at_epoch_ms) for i, r in actual.items()} == {
                 i: (r.name, r.status, r.config_hash, r.created_at_epoch_ms) for i, r in expected.items()
             }
             check_rows(store)
@@ -345,32 +345,32 @@ class SimulatedDiskWithTable:
 def test_a_change_is_waited_for_without_polling(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "s") as store, penstock.connect(tmp_path / "s") as client:
         store.kv("users")
-        seen = client.describe("users")
-        assert seen == store.describe("users")
+        description = client.describe("users")
+        assert description == store.describe("users")
         with pytest.raises(WaitExpired):
-            client.wait_for_change("users", seen.generation, timeout_s=0.01)
-        found: list[Any] = []
+            client.wait_for_change("users", description.generation, timeout_s=0.01)
+        outcomes: list[Any] = []
 
         def wait() -> None:
-            found.append(client.wait_for_change("users", seen.generation, timeout_s=30))
+            outcomes.append(client.wait_for_change("users", description.generation, timeout_s=30))
             try:
-                client.wait_for_change("users", found[0].generation, timeout_s=30)
+                client.wait_for_change("users", outcomes[0].generation, timeout_s=30)
             except PenstockError as error:
-                found.append(error)
+                outcomes.append(error)
 
         waiting = threading.Thread(target=wait)
         waiting.start()
         store.kv("another")  # does not count
         store.drain("users")
         for _ in range(3_000):
-            if found:
+            if outcomes:
                 break
             waiting.join(0.01)
-        assert found[0].status == "draining"
-        assert client.describe("another").generation < found[0].generation
+        assert outcomes[0].status == "draining"
+        assert client.describe("another").generation < outcomes[0].generation
         store.drop("users")
         waiting.join(30)
-        assert isinstance(found[1], NotFound)
+        assert isinstance(outcomes[1], NotFound)
         with pytest.raises(NotFound):
             client.wait_for_change("users", 0)
 

@@ -142,16 +142,16 @@ def test_a_failed_block_loads_nothing(store: Any) -> None:
 def test_what_several_processes_prepared_is_one_commit(store: Any, tmp_path: Path) -> None:
     store.kv("t", shards=2)
     with penstock.connect(tmp_path / "data") as worker:
-        made = [worker.prepare("t", rows(ROWS, value=b"%d" % number)) for number in range(2)]
-    made.append(store.prepare("t", pa.table({"key": [b"small"], "value": [b"1"]})))
+        loads = [worker.prepare("t", rows(ROWS, value=b"%d" % number)) for number in range(2)]
+    loads.append(store.prepare("t", pa.table({"key": [b"small"], "value": [b"1"]})))
     assert dict(store.kv("t").scan()) == {}
-    made = pickle.loads(pickle.dumps(made))  # as to another process
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=list[PreparedLoad]) == made
+    loads = pickle.loads(pickle.dumps(loads))  # as to another process
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(loads), type=list[PreparedLoad]) == loads
     with store.batch() as batch:
-        assert batch.load("t", made) == 2 * ROWS + 1
-    found = dict(store.kv("t").scan())
-    assert len(found) == ROWS + 1
-    assert found[b"small"] == b"1"
+        assert batch.load("t", loads) == 2 * ROWS + 1
+    contents = dict(store.kv("t").scan())
+    assert len(contents) == ROWS + 1
+    assert contents[b"small"] == b"1"
 
 
 def test_rows_that_are_deleted_and_merged(store: Any) -> None:
@@ -215,11 +215,11 @@ def test_a_load_that_fails_leaves_no_file_and_no_descriptor(tmp_path: Path, monk
         before = {path for path in tmp_path.rglob("*") if path.is_file()}
         with pytest.raises(DiskFull) as failed:
             store.load("t", rows())
-        held = {os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if _is_open(number)}
+        links = {os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if _is_open(number)}
         assert failed.value is not None  # its traceback keeps what a leak would leave
         left = {path for path in tmp_path.rglob("*") if path.is_file()} - before
         assert left == set()
-        assert not [name for name in held if ".sst" in name]
+        assert not [name for name in links if ".sst" in name]
         assert dict(table) == {b"k": b"v"}
 
 
@@ -230,9 +230,9 @@ def _is_open(number: str) -> bool:
 def test_large_batches_are_cast_in_slices(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.arrow_input.SLICE_BYTES", 1_000)
     table = store.kv("t", shards=2)
-    given = rows(999).cast(pa.schema({"key": pa.large_binary(), "value": pa.large_binary()}))
-    assert store.load("t", given).rows == 999
-    assert dict(table.scan()) == pairs(given)
+    large = rows(999).cast(pa.schema({"key": pa.large_binary(), "value": pa.large_binary()}))
+    assert store.load("t", large).rows == 999
+    assert dict(table.scan()) == pairs(large)
 
 
 def test_rows_of_other_libraries(store: Any) -> None:
@@ -254,7 +254,7 @@ def table_of(**columns: Any) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("source", "error", "message"),
     [
         ([(b"a", b"1")], Invalid, "takes an Arrow table or stream, or what prepare returned, not"),
         (None, Invalid, "takes an Arrow table or stream"),
@@ -269,10 +269,10 @@ def table_of(**columns: Any) -> pa.Table:
         ([PreparedLoad("t", 0, ()), 1], Invalid, "takes an Arrow table or stream"),
     ],
 )
-def test_wrong_rows_are_one_line_and_change_nothing(store: Any, given: Any, error: type, message: str) -> None:
+def test_wrong_rows_are_one_line_and_change_nothing(store: Any, source: Any, error: type, message: str) -> None:
     store.kv("t")
     with pytest.raises(error, match=message) as raised, store.batch() as batch:
-        batch.load("t", given)
+        batch.load("t", source)
     assert "\n" not in str(raised.value)
     assert dict(store.kv("t").scan()) == {}
 
@@ -368,10 +368,10 @@ class LoadScenario:
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
         store = open_here(disk, self.clock)
-        found = [dict(store.kv(name).scan()) for name in ("t", "u") if name in store.tables()]
+        contents = [dict(store.kv(name).scan()) for name in ("t", "u") if name in store.tables()]
         everything = [pairs(self.rows), pairs(self.rows.slice(0, 5))]
-        if found != everything and (("loaded",) in history.events or any(found)):
-            raise Violation(f"{[len(some) for some in found]} rows of a load are there")
+        if contents != everything and (("loaded",) in history.events or any(contents)):
+            raise Violation(f"{[len(some) for some in contents]} rows of a load are there")
         if ("made",) in history.events:
             self.load(store, history)
             if [dict(store.kv(name).scan()) for name in ("t", "u")] != everything:
@@ -509,24 +509,24 @@ def test_a_write_of_a_staged_file_that_hangs_deletes_nothing_committed(monkeypat
     store = open_here(disk, clock)
     store.queue("t")
     partition = partition_id(store._info("t").table_id, 0)
-    (place,) = store.stage("t")
+    (staged,) = store.stage("t")
     with io.BytesIO() as out:
         with pa.ipc.new_file(out, queue_loading.STAGED_SCHEMA) as writer:
             time = pa.array([T0], queue_loading.STAGED_SCHEMA.field("time").type)
             writer.write_table(pa.table([[b"m"], pa.nulls(1, pa.binary()), time], schema=queue_loading.STAGED_SCHEMA))
         data = out.getvalue()
-    file = StagedFile(place.chunk_id, place.file_name, len(data), hashlib.sha256(data).digest())
-    path, hangs, goes_on = f"/s/{place.file_name}", threading.Event(), threading.Event()
+    file = StagedFile(staged.chunk_id, staged.file_name, len(data), hashlib.sha256(data).digest())
+    path, hangs, goes_on = f"/s/{staged.file_name}", threading.Event(), threading.Event()
     exists = disk.exists
 
-    def slow(asked: str) -> bool:
-        if asked == path and threading.current_thread() is hanging:
+    def slow(name: str) -> bool:
+        if name == path and threading.current_thread() is hanging:
             hangs.set()
             assert goes_on.wait(30)
-        return exists(asked)
+        return exists(name)
 
     def send() -> None:
-        store._port.write_staged(partition, place.chunk_id, place.file_name, 0, data)
+        store._port.write_staged(partition, staged.chunk_id, staged.file_name, 0, data)
 
     def commit() -> None:
         with store.batch() as batch:

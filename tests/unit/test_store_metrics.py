@@ -123,11 +123,11 @@ def test_every_metric_of_the_seeds_moves(store: Store, monkeypatch: pytest.Monke
     table.put(b"m", b"x", durable=True)
     store.compact("t")
     look()
-    seen = [read(text) for text in texts]
+    readings = [read(text) for text in texts]
     still = [
         f"{name}: {metric}"
         for name, metric in {**SEED_002, **SEED_003}.items()
-        if not any(len({samples.get(key) for samples in seen}) > 1 for key in seen[-1] if key[0] == metric)
+        if not any(len({samples.get(key) for samples in readings}) > 1 for key in readings[-1] if key[0] == metric)
     ]
     assert still == []
     assert all(
@@ -220,8 +220,8 @@ def test_counts_and_buckets_outlive_the_process(tmp_path: Path) -> None:
     assert value(last, "fsync_latency_seconds_count") == value(first, "fsync_latency_seconds_count") + 2
     assert value(last, "memtable_flush_seconds_count", table="t") == 3
     for name in ("fsync_latency_seconds", "memtable_flush_seconds"):
-        (count,) = [found for key, found in last.items() if key[0] == f"{name}_count"]
-        buckets = [found for key, found in last.items() if key[0] == f"{name}_bucket"]
+        (count,) = [number for key, number in last.items() if key[0] == f"{name}_count"]
+        buckets = [number for key, number in last.items() if key[0] == f"{name}_bucket"]
         assert (max(buckets), len(buckets)) == (count, 20)
         assert min(buckets) < count, "all durations were counted as the shortest"
     assert value(last, "write_stage_seconds_sum", stage="journal") > value(
@@ -238,10 +238,10 @@ def test_nothing_is_committed_if_nothing_changed(tmp_path: Path) -> None:
             store._maintenance.measure()
             return store._manifest.generation()
 
-        kept = keep()
-        assert (keep(), keep()) == (kept, kept)
+        generation = keep()
+        assert (keep(), keep()) == (generation, generation)
         store.kv("t").put(b"k", b"v", durable=True)
-        assert keep() > kept
+        assert keep() > generation
 
 
 def test_a_dropped_table_takes_its_counts_along(tmp_path: Path) -> None:
@@ -280,9 +280,9 @@ def test_a_client_reads_what_the_owner_reads(store: Store) -> None:
         assert set(theirs) >= set(ours)
         assert value(theirs, "partition_applied_index", table="t", shard="0") > 0
         client.kv("t").put(b"l", b"w")
-        seen = client.statistics()  # with what this client wrote before
-        assert seen == store.statistics()
-        assert seen.global_applied_floor == seen.durable_lsn
+        statistics = client.statistics()  # with what this client wrote before
+        assert statistics == store.statistics()
+        assert statistics.global_applied_floor == statistics.durable_lsn
     with pytest.raises(Closed):
         client.metrics.exposition()
     with pytest.raises(Closed):
@@ -486,17 +486,17 @@ def test_the_trees_of_a_feed_have_a_label_of_their_own(store: Store) -> None:
 
 def test_they_are_read_while_a_partition_hangs(store: Store) -> None:
     store.kv("t").put(b"k", b"v", durable=True)
-    held, let_go = threading.Event(), threading.Event()
+    has_turn, let_go = threading.Event(), threading.Event()
 
     def hang() -> None:
         with store._dispatcher.turn:
-            held.set()
+            has_turn.set()
             let_go.wait(60)
 
     hanging = threading.Thread(target=hang)
     hanging.start()
     try:
-        assert held.wait(30)
+        assert has_turn.wait(30)
         read_by: list[object] = []
         for use in (store.metrics.exposition, store.statistics, store.subscribe().latest, store._meter.save):
             reader = threading.Thread(target=lambda act: read_by.append(act()), args=(use,))
@@ -554,10 +554,10 @@ def test_a_view_is_awaited_through_the_death_of_the_owner(tmp_path: Path) -> Non
 
 def owners(path: Path) -> list[int]:
     """The processes that own a store, other than this one."""
-    found = []
+    processes = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = entry.read_bytes().split(b"\0")
             if b"penstock.server" in words and str(path).encode() in words:
-                found.append(int(entry.parent.name))
-    return found
+                processes.append(int(entry.parent.name))
+    return processes

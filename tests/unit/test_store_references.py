@@ -22,13 +22,13 @@ def open_here(disk: SimulatedDisk, clock: FakeClock) -> Store:
     return open_store("/s", fs=disk, clock=clock, random=random.Random(1), engine=MemoryEngine, settings=settings)
 
 
-def build(store: Store, disk: SimulatedDisk, place: StagedFile, pairs: dict[bytes, bytes]) -> StagedFile:
+def build(store: Store, disk: SimulatedDisk, file: StagedFile, pairs: dict[bytes, bytes]) -> StagedFile:
     """What an executor does: only files."""
-    identity = ChunkIdentity(store=store.identity, chunk_id=place.chunk_id)
-    writer = SstableWriter(disk, f"/s/{place.file_name}", identity)
+    identity = ChunkIdentity(store=store.identity, chunk_id=file.chunk_id)
+    writer = SstableWriter(disk, f"/s/{file.file_name}", identity)
     writer.append(columns(puts(pairs)))
     writer.finish()
-    return sealed(disk, "/s", place)
+    return sealed(disk, "/s", file)
 
 
 @pytest.fixture
@@ -95,8 +95,8 @@ def _fail(*_: object) -> None:
 def test_files_that_are_not_what_was_handed_in_are_refused(disk: SimulatedDisk, clock: FakeClock) -> None:
     store = open_here(disk, clock)
     store.kv("t")
-    place, unbuilt = store.stage("t", count=2)
-    good = build(store, disk, place, {b"a": b"1"})
+    first, unbuilt = store.stage("t", count=2)
+    good = build(store, disk, first, {b"a": b"1"})
 
     def commit(*files: StagedFile) -> None:
         with store.batch(token=("load", 1)) as batch:
@@ -125,8 +125,8 @@ def test_files_that_overlap_are_runs_of_one_lsn(disk: SimulatedDisk, clock: Fake
     table.put(b"a", b"old", durable=True)
     loads = [{b"a": b"1", b"c": b"1"}, {b"b": b"2", b"c": b"2"}, {b"d": b"3"}]
     with store.batch(token=("load", 1)) as batch:
-        for place, rows in zip(store.stage("t", count=3), loads, strict=True):
-            batch.adopt("t", [build(store, disk, place, rows)])
+        for file, rows in zip(store.stage("t", count=3), loads, strict=True):
+            batch.adopt("t", [build(store, disk, file, rows)])
     expected = {b"a": b"1", b"b": b"2", b"c": b"2", b"d": b"3"}
     assert dict(table.scan()) == expected
     store.close()
@@ -163,8 +163,8 @@ def test_several_shards(disk: SimulatedDisk, clock: FakeClock) -> None:
         keys[table._partitions.index(table._partition(key))].append(key)
     with store.batch(token=("load", 1)) as batch:
         for shard, mine in keys.items():
-            place = store.stage("t", shard)[0]
-            batch.adopt("t", [build(store, disk, place, dict.fromkeys(mine, b"x"))], shard)
+            file = store.stage("t", shard)[0]
+            batch.adopt("t", [build(store, disk, file, dict.fromkeys(mine, b"x"))], shard)
     assert [key for key, _ in table.scan()] == [b"%02d" % number for number in range(20)]
     with store.snapshot() as snapshot:
         assert snapshot.kv("t").to_arrow().num_rows == 20

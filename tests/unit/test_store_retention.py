@@ -74,10 +74,10 @@ def test_a_queue_is_trimmed_by_the_bytes_of_its_storage_options() -> None:
         store.queue("events", storage=StorageOptions(retention=RetentionPolicy(bytes_max=10_000)))
         put(store, 0, 60)
         maintain(store)
-        kept = numbers(store)
-        assert kept == list(range(kept[0], 60))  # the newest, and all of them
-        assert kept[0] > 0
-        assert 8 <= len(kept) <= 30
+        remaining = numbers(store)
+        assert remaining == list(range(remaining[0], 60))  # the newest, and all of them
+        assert remaining[0] > 0
+        assert 8 <= len(remaining) <= 30
         assert sum(chunk.size_bytes for chunk in store.chunks("events")) <= 10_000 + 4_096
 
 
@@ -118,10 +118,10 @@ def test_a_series_table_is_trimmed_by_the_age_of_its_storage_options() -> None:
         assert len(metrics.select("cpu")) == 6
         store.alter("metrics", retention=RetentionPolicy(age_ms_max=2 * HOUR_MS))
         maintain(store)
-        kept = set(metrics.select("cpu").column("value").to_pylist())
-        assert {0.0, 1.0, 2.0} <= kept <= {0.0, 1.0, 2.0, 3.0}
+        values = set(metrics.select("cpu").column("value").to_pylist())
+        assert {0.0, 1.0, 2.0} <= values <= {0.0, 1.0, 2.0, 3.0}
     with opened(disk, clock) as store:
-        assert set(store.series("metrics").select("cpu").column("value").to_pylist()) == kept
+        assert set(store.series("metrics").select("cpu").column("value").to_pylist()) == values
 
 
 def test_a_series_table_has_no_limit_of_bytes_and_a_kv_table_no_retention() -> None:

@@ -23,7 +23,7 @@ ROUNDS = 40
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of all kinds, partly in files, partly in the journal, with a copy of its manifest."""
     path = tmp_path_factory.mktemp("sound") / "store"
     with penstock.open(path) as store:
@@ -40,37 +40,37 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def contents(path: Path) -> dict[str, set[Any]]:
     with penstock.open(path) as store, store.snapshot() as snapshot:
-        found: dict[str, set[Any]] = {}
+        tables: dict[str, set[Any]] = {}
         if "users" in snapshot.tables():
-            found["users"] = {(key, value) for key, value in snapshot.kv("users").scan() if key != b"round"}
+            tables["users"] = {(key, value) for key, value in snapshot.kv("users").scan() if key != b"round"}
         if "events" in snapshot.tables():
             events = snapshot.queue("events").to_arrow()
-            found["events"] = set(zip(events["key"].to_pylist(), events["payload"].to_pylist(), strict=True))
+            tables["events"] = set(zip(events["key"].to_pylist(), events["payload"].to_pylist(), strict=True))
         if "metrics" in snapshot.tables():
             samples = snapshot.series("metrics").select("rounds")
-            found["metrics"] = set(zip(samples["time"].to_pylist(), samples["value"].to_pylist(), strict=True))
+            tables["metrics"] = set(zip(samples["time"].to_pylist(), samples["value"].to_pylist(), strict=True))
         if "docs" in snapshot.tables():
             docs = snapshot.vector("docs").to_arrow()
-            found["docs"] = set(zip(docs["id"].to_pylist(), map(tuple, docs["vector"].to_pylist()), strict=True))
-        return found
+            tables["docs"] = set(zip(docs["id"].to_pylist(), map(tuple, docs["vector"].to_pylist()), strict=True))
+        return tables
 
 
 @pytest.fixture(scope="module")
-def written(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[Any]]:
+def written(original: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[Any]]:
     copy = tmp_path_factory.mktemp("written") / "store"
-    shutil.copytree(sound, copy)
-    found = contents(copy)
-    assert {name: len(rows) for name, rows in found.items()} == dict.fromkeys(
+    shutil.copytree(original, copy)
+    tables = contents(copy)
+    assert {name: len(rows) for name, rows in tables.items()} == dict.fromkeys(
         ("users", "events", "metrics", "docs"), ROUNDS
     )
-    return found
+    return tables
 
 
-def test_a_sound_store_is_copied_whole(sound: Path, written: dict[str, set[Any]], tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in sound.rglob("*") if path.is_file()}
-    report = penstock.salvage(sound, tmp_path / "rescued")
+def test_a_sound_store_is_copied_whole(original: Path, written: dict[str, set[Any]], tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in original.rglob("*") if path.is_file()}
+    report = penstock.salvage(original, tmp_path / "rescued")
     assert (report.lost, report.damage) == ([], [])
-    assert {path: path.read_bytes() for path in sound.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in original.rglob("*") if path.is_file()} == before
     assert contents(tmp_path / "rescued") == written
 
 
@@ -89,10 +89,10 @@ FILES = (
 
 @pytest.mark.parametrize("how", ["flip", "cut", "lose"])
 @pytest.mark.parametrize("pattern", FILES)
-def test_a_damaged_file(sound: Path, written: dict[str, set[Any]], tmp_path: Path, pattern: str, how: str) -> None:
+def test_a_damaged_file(original: Path, written: dict[str, set[Any]], tmp_path: Path, pattern: str, how: str) -> None:
     """One damaged file of each sort: only rows that were written are copied, and all of them if nothing is lost."""
     copy = tmp_path / "store"
-    shutil.copytree(sound, copy)
+    shutil.copytree(original, copy)
     path = sorted(copy.glob(pattern))[0]
     content = bytearray(path.read_bytes())
     if how == "lose":
@@ -103,59 +103,59 @@ def test_a_damaged_file(sound: Path, written: dict[str, set[Any]], tmp_path: Pat
         content[len(content) * 2 // 3 if path.name != "manifest" else 100] ^= 1
         path.write_bytes(content)
     report = penstock.salvage(copy, tmp_path / "rescued")
-    found = contents(tmp_path / "rescued")
-    for name, rows in found.items():
+    tables = contents(tmp_path / "rescued")
+    for name, rows in tables.items():
         assert rows <= written[name], name
         assert report.rows[name] >= len(rows)
     if not report.lost:
-        assert found == written
+        assert tables == written
     if pattern not in ("STORE", "manifest"):
-        assert sum(map(len, found.values())) >= ROUNDS  # the rest is in other files
+        assert sum(map(len, tables.values())) >= ROUNDS  # the rest is in other files
 
 
-def test_without_a_manifest_nothing_can_be_salvaged(sound: Path, tmp_path: Path) -> None:
+def test_without_a_manifest_nothing_can_be_salvaged(original: Path, tmp_path: Path) -> None:
     copy = tmp_path / "store"
-    shutil.copytree(sound, copy)
+    shutil.copytree(original, copy)
     for path in copy.glob("manifest*"):
         path.unlink()
     with pytest.raises(CorruptionError, match="neither it nor a copy of it can be read"):
         penstock.salvage(copy, tmp_path / "rescued")
 
 
-def test_wrong_arguments(sound: Path, tmp_path: Path) -> None:
+def test_wrong_arguments(original: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no store"):
         penstock.salvage(tmp_path / "nothing", tmp_path / "rescued")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter").write_text("dear")
     with pytest.raises(Invalid, match="is not empty"):
-        penstock.salvage(sound, tmp_path / "full")
+        penstock.salvage(original, tmp_path / "full")
     with penstock.open(tmp_path / "store"), pytest.raises(StoreLocked):
         penstock.salvage(tmp_path / "store", tmp_path / "another")
     assert not (tmp_path / "another").exists()
     penstock.salvage(tmp_path / "store", tmp_path / "another")  # it can be tried again
 
 
-def test_an_interrupt_ends_it(sound: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_it(original: Path, tmp_path: Path) -> None:
     """It is not taken for damage: no report tells of rows that were never tried."""
-    asked: list[int] = []
+    calls: list[int] = []
 
     def stop() -> bool:
-        asked.append(1)
-        return len(asked) > 2
+        calls.append(1)
+        return len(calls) > 2
 
     with pytest.raises(Closed, match="the salvage was interrupted"):
         salvage.salvage_store(
-            str(sound),
+            str(original),
             lambda: penstock.open(tmp_path / "rescued"),
             clock=SystemClock(),
             random=random.Random(1),
             stop=stop,
         )
-    assert len(asked) == 3
+    assert len(calls) == 3
 
 
 def test_errors_of_the_new_store_are_not_damage(
-    sound: Path, written: dict[str, set[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    original: Path, written: dict[str, set[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = penstock.Store.load
 
@@ -167,16 +167,16 @@ def test_errors_of_the_new_store_are_not_damage(
     monkeypatch.setattr(penstock.Store, "load", fail)
     error: Exception = DiskFull("the disk is full")
     with pytest.raises(DiskFull):
-        penstock.salvage(sound, tmp_path / "full")
+        penstock.salvage(original, tmp_path / "full")
     error = Invalid("a label is too long")  # rows that a newer rule refuses: the others are copied
-    report = penstock.salvage(sound, tmp_path / "rescued")
+    report = penstock.salvage(original, tmp_path / "rescued")
     assert report.damage == []
     assert report.lost == [f"{ROUNDS} rows of metrics, which the new store refuses: a label is too long"]
     assert contents(tmp_path / "rescued") == {**written, "metrics": set()}
 
 
 def test_large_tables_are_read_in_pieces(
-    sound: Path, written: dict[str, set[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    original: Path, written: dict[str, set[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranges: list[tuple[int, bytes]] = []
     scan = SnapshotPort.scan_arrow
@@ -187,7 +187,7 @@ def test_large_tables_are_read_in_pieces(
 
     monkeypatch.setattr(SnapshotPort, "scan_arrow", scanned)
     monkeypatch.setattr(salvage, "PIECE_BYTES", 1_000)
-    report = penstock.salvage(sound, tmp_path / "rescued")
+    report = penstock.salvage(original, tmp_path / "rescued")
     assert (report.lost, report.damage) == ([], [])
     counts = Counter(partition for partition, _ in ranges)
     assert len(ranges) == len(set(ranges))
@@ -196,7 +196,7 @@ def test_large_tables_are_read_in_pieces(
 
 
 def test_a_shard_that_fails_between_two_pieces_is_not_copied_twice(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scan = SnapshotPort.scan_arrow
 
@@ -207,16 +207,16 @@ def test_a_shard_that_fails_between_two_pieces_is_not_copied_twice(
 
     monkeypatch.setattr(SnapshotPort, "scan_arrow", scanned)
     monkeypatch.setattr(salvage, "PIECE_BYTES", 1_000)
-    report = penstock.salvage(sound, tmp_path / "rescued")
+    report = penstock.salvage(original, tmp_path / "rescued")
     assert 0 < report.rows["events"] < ROUNDS
     assert [lost for lost in report.lost if "of events: its files do not answer" in lost]
 
 
 def test_messages_in_the_files_of_a_queue_that_cannot_be_opened(
-    sound: Path, written: dict[str, set[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    original: Path, written: dict[str, set[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "store"
-    shutil.copytree(sound, copy)
+    shutil.copytree(original, copy)
     for path in copy.glob("tables/*/*/manifest.*"):
         path.write_bytes(b"damaged")
     report = penstock.salvage(copy, tmp_path / "rescued")
@@ -226,7 +226,7 @@ def test_messages_in_the_files_of_a_queue_that_cannot_be_opened(
     assert penstock.salvage(copy, tmp_path / "without").rows["events"] == 0
 
 
-def test_a_target_inside_the_damaged_store_is_refused(sound: Path) -> None:
+def test_a_target_inside_the_damaged_store_is_refused(original: Path) -> None:
     with pytest.raises(Invalid, match="is not beside the store"):
-        penstock.salvage(sound, sound / "tables" / "rescued")
-    assert not (sound / "tables" / "rescued").exists()
+        penstock.salvage(original, original / "tables" / "rescued")
+    assert not (original / "tables" / "rescued").exists()

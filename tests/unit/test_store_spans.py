@@ -25,10 +25,10 @@ def test_every_stage_of_a_write_is_a_span(tmp_path: Path) -> None:
         store.kv("users").put(b"ada", b"1815", durable=True)
         lsn = store.statistics().durable_lsn
     ended: list[Any] = list(spans.get_finished_spans())
-    found = {span.name: span for span in ended if span.attributes["penstock.lsn"] == lsn}
-    assert set(found) == {"penstock.encode", "penstock.journal", "penstock.apply", "penstock.dispatch"}
-    assert dict(found["penstock.apply"].attributes)["penstock.table"] == "users"
-    assert all(span.end_time >= span.start_time for span in found.values())
+    stages = {span.name: span for span in ended if span.attributes["penstock.lsn"] == lsn}
+    assert set(stages) == {"penstock.encode", "penstock.journal", "penstock.apply", "penstock.dispatch"}
+    assert dict(stages["penstock.apply"].attributes)["penstock.table"] == "users"
+    assert all(span.end_time >= span.start_time for span in stages.values())
     provider.shutdown()
 
 

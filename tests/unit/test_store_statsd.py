@@ -28,7 +28,7 @@ def agent() -> Iterator[socket.socket]:
         yield listener
 
 
-def received(agent: socket.socket) -> list[str]:
+def receive(agent: socket.socket) -> list[str]:
     """All lines that have arrived; waits for the first."""
     lines: list[str] = []
     agent.settimeout(30)
@@ -59,7 +59,7 @@ def test_counters_are_differences_and_gauges_are_set(agent: socket.socket) -> No
         histogram("seconds", "", took.read()),
     ]
     sender.send()
-    assert received(agent) == [
+    assert receive(agent) == [
         "penstock.writes_total:3|c|#table:a_b,shard:0",
         "penstock.open:2.5|g",
         "penstock.ahead:0|g",
@@ -69,9 +69,9 @@ def test_counters_are_differences_and_gauges_are_set(agent: socket.socket) -> No
     ]
     families[:] = [counter("writes", "", {("a|b", "0"): 10}, ("table", "shard")), gauge("open", "", 0)]
     sender.send()
-    assert received(agent) == ["penstock.writes_total:7|c|#table:a_b,shard:0", "penstock.open:0|g"]
+    assert receive(agent) == ["penstock.writes_total:7|c|#table:a_b,shard:0", "penstock.open:0|g"]
     sender.send()
-    assert received(agent) == ["penstock.open:0|g"]
+    assert receive(agent) == ["penstock.open:0|g"]
 
 
 def test_what_could_not_be_sent_is_sent_later(
@@ -90,7 +90,7 @@ def test_what_could_not_be_sent_is_sent_later(
             sender.send_last()
         assert "were not sent to the StatsD agent 127.0.0.1:" in caplog.text
     sender.send()
-    assert received(agent) == ["penstock.writes_total:3|c"]
+    assert receive(agent) == ["penstock.writes_total:3|c"]
 
 
 def test_datagrams_fit_a_packet() -> None:
@@ -103,10 +103,10 @@ def test_a_store_sends_all_its_metrics_and_the_last_at_close(tmp_path: Path, age
     settings = penstock.StoreSettings(statsd=f"127.0.0.1:{agent.getsockname()[1]}", task_intervals_s={"statsd": 3600.0})
     with penstock.open(tmp_path / "store", settings=settings) as store:
         assert "statsd" in store.tasks()
-        lines = received(agent)  # the first run is at once
+        lines = receive(agent)  # the first run is at once
         store.kv("users").put(b"k", b"v", durable=True)
         exported = set(re.findall(r"^# TYPE penstock_(\S+)", store.metrics.exposition(), re.MULTILINE))
-    lines += received(agent)
+    lines += receive(agent)
     assert [line for line in lines if not LINE.fullmatch(line)] == []
     names = {line.partition(":")[0].removeprefix("penstock.") for line in lines}
     assert {re.sub(r"_(count|sum)$", "", name) if name not in exported else name for name in names} <= exported

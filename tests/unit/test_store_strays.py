@@ -56,17 +56,17 @@ def folders(path: str) -> Iterator[str]:
 
 def put_strays(path: str) -> set[str]:
     """In every folder, and in the folders of the dropped table."""
-    made = set()
+    strays = set()
     for folder in list(folders(path)):
         for name in FILES:
             if not os.path.exists(f"{folder}/{name}"):
                 Path(f"{folder}/{name}").write_bytes(b"somebody's")
-                made.add(f"{folder}/{name}")
+                strays.add(f"{folder}/{name}")
         for name in FOLDERS:
             os.mkdir(f"{folder}/{name}")
             Path(f"{folder}/{name}/.DS_Store").write_bytes(b"somebody's")
-            made.add(f"{folder}/{name}/.DS_Store")
-    return made
+            strays.add(f"{folder}/{name}/.DS_Store")
+    return strays
 
 
 def check(store: Store) -> None:

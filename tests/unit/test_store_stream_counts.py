@@ -31,8 +31,8 @@ def totals(store: Any) -> dict[str, StreamTotals | None]:
 
 
 def metrics(store: Any) -> dict[tuple[str, str, str], float]:
-    found = parse_metrics(store.metrics.exposition())
-    return {(name, of["consumer"], of["reads"]): value for name, of, value in found if name.startswith("stream_")}
+    samples = parse_metrics(store.metrics.exposition())
+    return {(name, of["consumer"], of["reads"]): value for name, of, value in samples if name.startswith("stream_")}
 
 
 def fill(store: Any) -> None:
@@ -49,18 +49,21 @@ def test_batches_are_counted_by_verdict_and_outlive_the_process(tmp_path: Path) 
         assert move(store, 11, 21, BatchCounts(5, 0, skipped=9))  # a duplicate: only that is counted
         with pytest.raises(PositionConflict):
             move(store, 30, 40, BatchCounts(100, 100, 100))
-        wanted = StreamTotals(batches=2, rows_in=20, rows_out=12, dead=2, duplicates=4)
-        assert totals(store) == {"spark": wanted, "worker": None}
+        expected = StreamTotals(batches=2, rows_in=20, rows_out=12, dead=2, duplicates=4)
+        assert totals(store) == {"spark": expected, "worker": None}
     with penstock.open(tmp_path / "store") as store, penstock.connect(store.path) as connected:
         for each in (store, connected):
-            found = metrics(each)  # before anything is counted here
-            assert [found[f"stream_{name}_total", "spark", "messages"] for name in NAMES] == [2, 20, 12, 2, 4]
-            assert totals(each) == {"spark": wanted, "worker": None}
+            counts = metrics(each)  # before anything is counted here
+            assert [counts[f"stream_{name}_total", "spark", "messages"] for name in NAMES] == [2, 20, 12, 2, 4]
+            assert totals(each) == {"spark": expected, "worker": None}
         assert not move(connected, 21, 22, BatchCounts(1))
-        wanted = StreamTotals(batches=3, rows_in=21, rows_out=13, dead=2, duplicates=4)
-        assert totals(connected)["spark"] == wanted
+        expected = StreamTotals(batches=3, rows_in=21, rows_out=13, dead=2, duplicates=4)
+        assert totals(connected)["spark"] == expected
         sample = StoreReader(connected, FakeClock()).read()
-        assert [one["stream"] for one in sample["consumers"]] == [{name: getattr(wanted, name) for name in NAMES}, None]
+        assert [one["stream"] for one in sample["consumers"]] == [
+            {name: getattr(expected, name) for name in NAMES},
+            None,
+        ]
         store.drop("events")
         assert metrics(store) == {}
     with penstock.open(tmp_path / "store") as store:
@@ -73,9 +76,9 @@ def test_a_consumer_of_changes_is_not_that_of_messages(tmp_path: Path) -> None:
         fill(store)
         move(store, 1, 11, BatchCounts(1))
         move(store, 1, 3, BatchCounts(50), changes=True)
-        found = metrics(store)
-        assert found["stream_rows_out_total", "spark", "messages"] == 1
-        assert found["stream_rows_out_total", "spark", "changes"] == 50
+        counts = metrics(store)
+        assert counts["stream_rows_out_total", "spark", "messages"] == 1
+        assert counts["stream_rows_out_total", "spark", "changes"] == 50
         assert totals(store)["spark"] == StreamTotals(batches=1, rows_in=10, rows_out=1)
 
 
@@ -86,9 +89,9 @@ def test_names_of_consumers_do_not_fill_the_memory(tmp_path: Path, monkeypatch: 
         for number in range(9):
             move(store, 1, 2, BatchCounts(1), f"c{number}")
         assert len(metrics(store)) == 3 * len(NAMES)
-        found = totals(store)
-        assert found["c0"] == StreamTotals(1, 1, 1)
-        assert found["c8"] == StreamTotals()
+        by_consumer = totals(store)
+        assert by_consumer["c0"] == StreamTotals(1, 1, 1)
+        assert by_consumer["c8"] == StreamTotals()
 
 
 @pytest.mark.parametrize("counts", [BatchCounts(-1), BatchCounts(0, 1 << 62), BatchCounts(0, 0, -5)])

@@ -30,7 +30,7 @@ class WallClock(SteadyClock):
         return self._clock.time_us()
 
 
-class Place:
+class MistimedHost:
     """A store on a machine whose clock goes wrong."""
 
     def __init__(self, make_clock: Callable[[Clock], SteadyClock], patch: pytest.MonkeyPatch) -> None:
@@ -86,48 +86,48 @@ class Place:
         return there and young == b"x" and rows.get(b"one second") is None
 
 
-def jump(seconds: float) -> Callable[[Place], None]:
-    return lambda place: place.clock.jump(seconds)
+def jump(seconds: float) -> Callable[[MistimedHost], None]:
+    return lambda host: host.clock.jump(seconds)
 
 
-def ahead_for_one_record(place: Place) -> None:
-    place.clock.jump(40 * DAY_S)
-    place.write_and_maintain()
-    place.clock.jump(-40 * DAY_S)
+def ahead_for_one_record(host: MistimedHost) -> None:
+    host.clock.jump(40 * DAY_S)
+    host.write_and_maintain()
+    host.clock.jump(-40 * DAY_S)
 
 
-def ahead_while_closed(place: Place) -> None:
-    place.reopen()
-    place.clock.jump(40 * DAY_S)
-    place.reopen()
+def ahead_while_closed(host: MistimedHost) -> None:
+    host.reopen()
+    host.clock.jump(40 * DAY_S)
+    host.reopen()
 
 
-def ahead_at_boot(place: Place) -> None:
+def ahead_at_boot(host: MistimedHost) -> None:
     """The battery is empty, or holds nonsense, until the network is there."""
-    place.clock.reboot(off_s=60.0)
-    place.clock.jump(40 * DAY_S)
-    place.reopen()
-    place.write_and_maintain()
-    place.clock.advance(60.0)
-    place.clock.jump(-40 * DAY_S)
-    place.write_and_maintain()
-    place.clock.advance(3_600.0)
+    host.clock.reboot(off_s=60.0)
+    host.clock.jump(40 * DAY_S)
+    host.reopen()
+    host.write_and_maintain()
+    host.clock.advance(60.0)
+    host.clock.jump(-40 * DAY_S)
+    host.write_and_maintain()
+    host.clock.advance(3_600.0)
 
 
-def empty_battery(place: Place) -> None:
-    place.clock.reboot(off_s=60.0)
-    place.clock.jump(-START_US / 1_000_000)
-    place.reopen()
-    place.write_and_maintain()
+def empty_battery(host: MistimedHost) -> None:
+    host.clock.reboot(off_s=60.0)
+    host.clock.jump(-START_US / 1_000_000)
+    host.reopen()
+    host.write_and_maintain()
 
 
-def year_2262(place: Place) -> None:
-    place.clock.jump(236 * 365 * DAY_S)
-    place.write_and_maintain()
-    place.reopen()
+def year_2262(host: MistimedHost) -> None:
+    host.clock.jump(236 * 365 * DAY_S)
+    host.write_and_maintain()
+    host.reopen()
 
 
-CASES: list[Callable[[Place], None]] = [
+CASES: list[Callable[[MistimedHost], None]] = [
     jump(40 * DAY_S),
     jump(-40 * DAY_S),
     ahead_for_one_record,
@@ -139,44 +139,46 @@ CASES: list[Callable[[Place], None]] = [
 
 
 @pytest.mark.parametrize("go_wrong", CASES)
-def test_a_wrong_clock_does_no_harm(go_wrong: Callable[[Place], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(SteadyClock, monkeypatch)
-    go_wrong(place)
-    assert place.is_right()
+def test_a_wrong_clock_does_no_harm(go_wrong: Callable[[MistimedHost], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    host = MistimedHost(SteadyClock, monkeypatch)
+    go_wrong(host)
+    assert host.is_right()
 
 
 @pytest.mark.parametrize("go_wrong", CASES)
-def test_the_rule_of_before_does_harm(go_wrong: Callable[[Place], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(WallClock, monkeypatch)
-    go_wrong(place)
-    assert not place.is_right()
+def test_the_rule_of_before_does_harm(
+    go_wrong: Callable[[MistimedHost], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = MistimedHost(WallClock, monkeypatch)
+    go_wrong(host)
+    assert not host.is_right()
 
 
-def a_month_at_work(place: Place) -> None:
-    place.clock.advance(31 * DAY_S)
+def a_month_at_work(host: MistimedHost) -> None:
+    host.clock.advance(31 * DAY_S)
 
 
-def a_month_closed(place: Place) -> None:
-    place.store.close()
-    place.clock.advance(31 * DAY_S)
-    place.store = open_simulated(place.disk, place.clock)
+def a_month_closed(host: MistimedHost) -> None:
+    host.store.close()
+    host.clock.advance(31 * DAY_S)
+    host.store = open_simulated(host.disk, host.clock)
 
 
-def a_month_off(place: Place) -> None:
-    place.store.close()
-    place.clock.reboot(off_s=31 * DAY_S, up_s=3_600.0)
-    place.store = open_simulated(place.disk, place.clock)
+def a_month_off(host: MistimedHost) -> None:
+    host.store.close()
+    host.clock.reboot(off_s=31 * DAY_S, up_s=3_600.0)
+    host.store = open_simulated(host.disk, host.clock)
 
 
 @pytest.mark.parametrize("pass_time", [a_month_at_work, a_month_closed, a_month_off])
-def test_what_is_old_goes(pass_time: Callable[[Place], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(SteadyClock, monkeypatch)
-    pass_time(place)
-    place.write_and_maintain()
-    place.write_and_maintain()
-    assert place.store.kv("rows").get(b"thirty days") is None
-    assert len(place.store.queue("messages").read()) == 0
-    assert not place.use_token()
+def test_what_is_old_goes(pass_time: Callable[[MistimedHost], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    host = MistimedHost(SteadyClock, monkeypatch)
+    pass_time(host)
+    host.write_and_maintain()
+    host.write_and_maintain()
+    assert host.store.kv("rows").get(b"thirty days") is None
+    assert len(host.store.queue("messages").read()) == 0
+    assert not host.use_token()
 
 
 def test_an_operator_can_say_that_the_clock_is_right() -> None:

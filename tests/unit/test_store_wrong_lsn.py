@@ -60,6 +60,6 @@ def test_recovery_does_not_make_a_wrong_number_right(monkeypatch: pytest.MonkeyP
 def test_one_that_does_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the guard the record is acknowledged under a number that is another's."""
     monkeypatch.setattr(StoreFlusher, "recover", lambda flusher: flusher._consensus.recover())
-    found = written_after_recovery(SimulatedDisk(), monkeypatch)
-    assert isinstance(found, tuple)
-    assert found[0] < found[1]
+    lsns = written_after_recovery(SimulatedDisk(), monkeypatch)
+    assert isinstance(lsns, tuple)
+    assert lsns[0] < lsns[1]

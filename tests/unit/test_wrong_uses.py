@@ -124,15 +124,15 @@ class Call:
 
 
 def in_batch(act: Callable[..., Any]) -> Callable[..., Any]:
-    def run(store: Any, **given: Any) -> None:
+    def run(store: Any, **arguments: Any) -> None:
         with store.batch() as batch:
-            act(batch, **given)
+            act(batch, **arguments)
 
     return run
 
 
 def drained(act: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda store, **given: list(act(store, **given))
+    return lambda store, **arguments: list(act(store, **arguments))
 
 
 BORDER, PAIR = {"key": "border"}, {"key": b"k", "value": b"v"}
@@ -261,16 +261,16 @@ def refused(store: Any, call: Call) -> list[str]:
     """Try every bad argument of a call; what was not refused as it should be."""
     wrong = []
     for argument, value in wrong_uses(call):
-        shown = f"{call.name}({argument}={value!r:.40})"
+        text = f"{call.name}({argument}={value!r:.40})"
         try:
             call.act(store, **{**call.right, argument: value})
         except FixTheCall as error:
             if not one_line(error):
-                wrong.append(f"{shown}: {error}")
+                wrong.append(f"{text}: {error}")
         except BaseException as error:
-            wrong.append(f"{shown}: {error!r}")
+            wrong.append(f"{text}: {error!r}")
         else:
-            wrong.append(f"{shown}: taken")
+            wrong.append(f"{text}: taken")
     return wrong
 
 
@@ -384,7 +384,7 @@ def test_everything_after_close(tmp_path: Path, how: str) -> None:
     store: Any = penstock.open(tmp_path) if how == "open" else penstock.connect(tmp_path)
     table, queue = store.kv("users"), store.queue("events")
     consumer, snapshot, batch = queue.consumer("c"), store.snapshot(), store.batch()
-    seen, scan = snapshot.kv("users"), table.scan()
+    reader, scan = snapshot.kv("users"), table.scan()
     batch.kv("users").put(b"k", b"v")
     store.close()
     store.close()
@@ -393,7 +393,7 @@ def test_everything_after_close(tmp_path: Path, how: str) -> None:
         store.snapshot, lambda: store.drop("users"), lambda: table.put(b"k", b"v"), lambda: table.get(b"k"),
         lambda: table.put(b"k", b"v", durable=True), lambda: list(table.scan()), lambda: table.multi_get([b"k"]),
         lambda: queue.put(b"m"), queue.read, lambda: consumer.get(1, 10), lambda: consumer.lag,
-        lambda: seen.get(b"k"), lambda: list(seen.scan()), batch.commit,
+        lambda: reader.get(b"k"), lambda: list(reader.scan()), batch.commit,
         *([lambda: list(scan)] if how == "open" else []),  # a client has its first page
     ):  # fmt: skip
         with pytest.raises(Closed) as caught:
@@ -421,16 +421,16 @@ def test_a_forked_child(store: Any) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        told = []
+        wrong = []
         for call in CALLS:
             try:
                 call.act(store, **call.right)
-                told.append(f"{call.name}: taken")
+                wrong.append(f"{call.name}: taken")
             except Closed as error:
-                told += [] if one_line(error) and "fork" in str(error) else [f"{call.name}: {error}"]
+                wrong += [] if one_line(error) and "fork" in str(error) else [f"{call.name}: {error}"]
             except BaseException as error:
-                told.append(f"{call.name}: {error!r}")
-        os.write(writing, "\n".join(told).encode()[:60_000])
+                wrong.append(f"{call.name}: {error!r}")
+        os.write(writing, "\n".join(wrong).encode()[:60_000])
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:

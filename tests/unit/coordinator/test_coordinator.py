@@ -196,12 +196,12 @@ def spin_until(true: Callable[[], bool]) -> None:
 
 
 def total(layers: Layers[Adds, View], *, pending: bool = True) -> View:
-    found = Adds(**layers.view)
+    adds = Adds(**layers.view)
     for delta in reversed(layers.deltas):
-        found.merge(delta)
+        adds.merge(delta)
     if pending:
-        found.merge(Adds(**layers.pending.rows))  # a copy in one step: it may grow meanwhile
-    return found.rows
+        adds.merge(Adds(**layers.pending.rows))  # a copy in one step: it may grow meanwhile
+    return adds.rows
 
 
 @pytest.fixture
@@ -578,7 +578,7 @@ def test_many_unapplied_batches_hold_the_next_flush_back(box: Box, end: str) -> 
     box.flusher.apply_gate.await_arrival()
     for _ in range(UNAPPLIED_MAX - 1):
         box.coordinator.write_durable(Adds(a=1))
-    held = [box.begin(lambda: box.coordinator.write_durable(Adds(a=1))) for _ in range(3)]
+    outcomes = [box.begin(lambda: box.coordinator.write_durable(Adds(a=1))) for _ in range(3)]
     box.await_waiters(3)
     box.clock.advance(1.0)
     assert box.coordinator.run_pending() == 0
@@ -587,17 +587,17 @@ def test_many_unapplied_batches_hold_the_next_flush_back(box: Box, end: str) -> 
     if end == "shutdown":
         with pytest.raises(OutcomeUnknown):
             box.coordinator.shutdown(timeout_s=0.01)
-        spin_until(lambda: all(held))
+        spin_until(lambda: all(outcomes))
     elif end == "fail":
         box.flusher.apply_errors.append(ValueError("bad row"))
     box.flusher.apply_gate.open()
     box.join()
     if end == "apply":
-        assert [outcome[0].epoch for outcome in held] == [NONE + UNAPPLIED_MAX + 3] * 3
+        assert [outcome[0].epoch for outcome in outcomes] == [NONE + UNAPPLIED_MAX + 3] * 3
         assert box.flusher.calls[-1] == (UNAPPLIED_MAX + 1, UNAPPLIED_MAX + 3, False)
         box.coordinator.wait_applied(NONE + UNAPPLIED_MAX + 3)
     else:
-        assert [type(outcome[0]) for outcome in held] == [OutcomeUnknown if end == "fail" else Closed] * 3
+        assert [type(outcome[0]) for outcome in outcomes] == [OutcomeUnknown if end == "fail" else Closed] * 3
     if end == "fail":
         box.coordinator.recover()
     assert total(box.coordinator.layers) == {"a": UNAPPLIED_MAX + 3}
@@ -1038,9 +1038,9 @@ def check_publication(box: Box) -> None:
             assert applied <= layers.applied, "watermark before the view"
             assert layers.view.get("all", 0) >= layers.applied - NONE, "the view does not hold what it says"
             counts = [layers.pending.rows.get("all", 0), *(delta.rows["all"] for delta in layers.deltas)]
-            found = sum(counts) + layers.view.get("all", 0)
+            visible = sum(counts) + layers.view.get("all", 0)
             # A write takes its number first: the last one may still be on its way into the pending delta.
-            assert written - 1 <= found <= coordinator.last - NONE, "a write is in no layer, or in two"
+            assert written - 1 <= visible <= coordinator.last - NONE, "a write is in no layer, or in two"
 
     def write(name: str) -> None:
         for number in range(1, 151):

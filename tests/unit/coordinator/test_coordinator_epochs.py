@@ -35,25 +35,25 @@ def test_an_epoch_fits_into_64_bits(incarnation: int) -> None:
 
 def test_commands_come_before_the_timer_and_the_timer_before_the_size() -> None:
     for requested, timer_due, size_due in itertools.product([False, True], repeat=3):
-        wanted = [Trigger.EXPLICIT] * requested + [Trigger.TIMER] * timer_due + [Trigger.SIZE] * size_due
+        triggers = [Trigger.EXPLICIT] * requested + [Trigger.TIMER] * timer_due + [Trigger.SIZE] * size_due
         chosen = choose_trigger(requested=requested, timer_due=timer_due, size_due=size_due)
-        assert chosen is (wanted[0] if wanted else None)
+        assert chosen is (triggers[0] if triggers else None)
 
 
 def test_waiters_are_taken_when_their_epoch_came_and_may_be_woken_twice() -> None:
     waiters = Waiters()
-    made = [Waiter(Epoch(number), applied=number == 9) for number in (5, 3, 9, 3)]
-    for waiter in made:
+    entries = [Waiter(Epoch(number), applied=number == 9) for number in (5, 3, 9, 3)]
+    for waiter in entries:
         waiters.add(waiter)
-    waiters.discard(made[3])
-    waiters.discard(made[3])
-    assert waiters.take_reached(durable=4, applied=4) == [made[1]]
-    assert waiters.take_reached(durable=9, applied=8) == [made[0]]
+    waiters.discard(entries[3])
+    waiters.discard(entries[3])
+    assert waiters.take_reached(durable=4, applied=4) == [entries[1]]
+    assert waiters.take_reached(durable=9, applied=8) == [entries[0]]
     waiters.wake_all()
     waiters.wake_all()
-    assert made[2].wait(0.0)
-    assert not made[0].wait(0.0)
-    assert waiters.take_reached(durable=9, applied=9) == [made[2]]
+    assert entries[2].wait(0.0)
+    assert not entries[0].wait(0.0)
+    assert waiters.take_reached(durable=9, applied=9) == [entries[2]]
     assert len(waiters) == 0
 
 

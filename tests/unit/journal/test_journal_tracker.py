@@ -41,8 +41,8 @@ def test_against_a_set(steps: list[tuple[Any, ...]]) -> None:
         assert tracker.needed_from(lsn) == min([lsn + 1, *(n for _, n in needed)])
         assert set(tracker.waiting_below(lsn)) == {p for p, n in needed if n < lsn}
         for partition in range(1, 5):
-            held = [n for p, n in needed if p == partition]
-            assert tracker.oldest(PartitionId(partition)) == min(held, default=None)
+            lsns = [n for p, n in needed if p == partition]
+            assert tracker.oldest(PartitionId(partition)) == min(lsns, default=None)
 
 
 def test_a_quorum() -> None:

@@ -67,11 +67,11 @@ def test_plain_puts_count_before_they_are_flushed(clock: FakeClock) -> None:
         assert error.partition == bad._partitions[0]
         assert error.value == 5
         assert error.retry_after_s > 0
-        (found,) = [one for one in store.statistics().partitions if one.table == "bad"]
-        assert found.enqueued_ops == 5
+        (statistics,) = [one for one in store.statistics().partitions if one.table == "bad"]
+        assert statistics.enqueued_ops == 5
         store.kv("good").put(b"k", b"", durable=True)  # flushes them: they are one record
-        (found,) = [one for one in store.statistics().partitions if one.table == "bad"]
-        assert found.enqueued_ops == 2
+        (statistics,) = [one for one in store.statistics().partitions if one.table == "bad"]
+        assert statistics.enqueued_ops == 2
         assert admitted(lambda number: bad.put(b"%d" % number, b""))[0] == 3
 
 
@@ -171,7 +171,7 @@ def test_bytes_are_those_of_the_reservations_after_every_interrupt(clock: FakeCl
     with opened(clock, replace(LIMITS, partition_operations_max=100_000)) as store:
         bad = store.kv("bad")
         partition = store._dispatcher.partition(bad._partitions[0])
-        kept = store._dispatcher.admit(partition, size=7)  # so that nothing begins anew
+        reservation = store._dispatcher.admit(partition, size=7)  # so that nothing begins anew
 
         def write() -> None:
             bad.put(b"k", bytes(50))
@@ -182,11 +182,11 @@ def test_bytes_are_those_of_the_reservations_after_every_interrupt(clock: FakeCl
                 store.flush()
             assert partition.admitted_bytes == sum(one.size for one in partition.admitted), where[-1]
             for left in partition.admitted:  # by the interrupt, or else each would make the next write longer
-                left.epoch = 0 if left.epoch is None and left is not kept else left.epoch
+                left.epoch = 0 if left.epoch is None and left is not reservation else left.epoch
         clock.advance(61)
         store.flush()
         assert store._dispatcher.admission.bytes(partition) == partition.waiting_bytes
-        assert kept not in partition.admitted
+        assert reservation not in partition.admitted
 
 
 def test_batches_count_too_and_are_refused_whole(clock: FakeClock) -> None:
@@ -200,20 +200,20 @@ def test_batches_count_too_and_are_refused_whole(clock: FakeClock) -> None:
 
 
 def test_a_signal_holds_back_plain_puts(clock: FakeClock) -> None:
-    held = [False]
+    is_holding = [False]
 
     def signal(table: str, shard: int) -> str | None:
-        return "the night shift" if held[0] and table == "held" else None
+        return "the night shift" if is_holding[0] and table == "held" else None
 
     with opened(clock, replace(LIMITS, signal=signal)) as store:
         table, other = store.kv("held"), store.kv("other")
         table.put(b"k", b"1")
-        held[0] = True
+        is_holding[0] = True
         with pytest.raises(Backpressure, match="night shift") as caught:
             table.put(b"k", b"2")
         assert (caught.value.table, caught.value.limit) == ("held", "signal")
         other.put(b"k", b"1")
-        held[0] = False
+        is_holding[0] = False
         table.put(b"k", b"3", durable=True)
         assert table.get(b"k") == b"3"
 
@@ -239,8 +239,8 @@ def test_a_table_tolerates_a_lag_of_its_own(clock: FakeClock) -> None:
         error = caught.value
         assert (error.table, error.shard, error.limit, error.maximum) == ("bad", 0, "partition_lag_max", 10)
         assert error.value >= 21
-        (found,) = [one for one in store.statistics().partitions if one.table == "bad"]
-        assert found.state == "throttled"
+        (statistics,) = [one for one in store.statistics().partitions if one.table == "bad"]
+        assert statistics.state == "throttled"
         assert store.alter("bad", lag_max=1_000).lag_max == 1_000
         bad.put(b"2", b"")
         assert store.alter("bad", lag_max=None).lag_max is None
@@ -321,8 +321,8 @@ def test_writes_that_wait_for_a_shard_are_counted(path: Path, monkeypatch: pytes
 
 
 def _retries(store: Store) -> int:
-    found = re.findall(
+    counts = re.findall(
         r'^penstock_partition_admission_retries_total{table="slow",shard="0"} (\d+)$', store.metrics.exposition(), re.M
     )
-    assert not found or f"penstock_admission_retries_total {found[0]}" in store.metrics.exposition()
-    return int(found[0]) if found else 0
+    assert not counts or f"penstock_admission_retries_total {counts[0]}" in store.metrics.exposition()
+    return int(counts[0]) if counts else 0

@@ -39,13 +39,13 @@ class Mistake:
 
     def __init__(self, patch: pytest.MonkeyPatch, error: Callable[[], Exception] = lambda: KeyError("ours")) -> None:
         self.attempts = 0
-        self.made = True
+        self.is_active = True
         for machine in (KvMachine, QueueMachine):
             patch.setattr(machine, "apply", self._failing(machine.apply, error))
 
     def _failing(self, apply: Callable[..., None], error: Callable[[], Exception]) -> Callable[..., None]:
         def failing(machine: object, entry: Entry) -> None:
-            if self.made and any(POISON in section.payload for section in entry.sections):
+            if self.is_active and any(POISON in section.payload for section in entry.sections):
                 self.attempts += 1
                 raise error()
             apply(machine, entry)
@@ -53,7 +53,7 @@ class Mistake:
         return failing
 
 
-def settle(store: Store, clock: FakeClock) -> None:
+def retry_often(store: Store, clock: FakeClock) -> None:
     """Try as often as the background would."""
     for _ in range(10):
         clock.advance(10)
@@ -72,7 +72,7 @@ def test_a_mistake_of_ours_stops_nobody(disk: SimulatedDisk, clock: FakeClock, m
     write_three(store)
     with pytest.raises(PartitionPaused, match="tried again"):
         store.kv("t").get(b"one")
-    settle(store, clock)
+    retry_often(store, clock)
     assert mistake.attempts == 2 * SETTINGS.dispatcher.attempts_max  # no entry is given up at once
     expected = {b"one": b"one", b"three": b"three"}
 
@@ -90,7 +90,7 @@ def test_a_mistake_of_ours_stops_nobody(disk: SimulatedDisk, clock: FakeClock, m
     expected[b"four"] = b"4"
     look(store)
     store.close()
-    mistake.made = False  # a better Penstock: what was set aside stays so, or messages would change their numbers
+    mistake.is_active = False  # a better Penstock: what was set aside stays so, or messages would change their numbers
     for _ in range(2):
         with open_simulated(disk, clock) as store:
             look(store)
@@ -117,7 +117,7 @@ def test_the_journal_is_not_held_back(
         store.kv("t")
         store.queue("q")
         store.table(name).put(*((POISON, b"") if name == "t" else (POISON,)), durable=True)
-        settle(store, clock)
+        retry_often(store, clock)
         lsn = store.troubles()[0].lsn
         busy = store.kv("busy")
         for number in range(40):
@@ -136,11 +136,11 @@ def test_what_is_not_our_mistake_pauses(
     mistake = Mistake(monkeypatch, lambda: error)
     with open_simulated(disk, clock) as store:
         write_three(store)
-        settle(store, clock)
+        retry_often(store, clock)
         with pytest.raises(PartitionPaused, match="resume"):
             store.kv("t").get(b"one")
         assert ["set aside" in trouble.reason for trouble in store.troubles()] == [False, False]
-        mistake.made = False
+        mistake.is_active = False
         assert store.resume("t") == []
         assert dict(store.kv("t").scan()) == {payload: payload for payload in (b"one", POISON, b"three")}
 
@@ -158,7 +158,7 @@ def test_a_table_that_cannot_go_on_without_the_entry_pauses(
     monkeypatch.setattr(KvMachine, "apply", failing)
     store = open_simulated(disk, clock)
     store.kv("t").put(b"k", b"1", durable=True)
-    settle(store, clock)
+    retry_often(store, clock)
     assert ["set aside" in trouble.reason for trouble in store.troubles()] == [False]
     store.close()
     broken = False
@@ -173,13 +173,13 @@ def test_too_much_is_not_set_aside(disk: SimulatedDisk, clock: FakeClock, monkey
     with open_simulated(disk, clock) as store:
         for number in range(3):
             store.kv(f"t{number}").put(POISON, b"", durable=True)
-            settle(store, clock)
+            retry_often(store, clock)
         troubles = store.troubles()
         assert ["set aside" in trouble.reason for trouble in troubles] == [True, True, False]
         assert troubles[2].table == "t2"
         store.drop("t0")
         store.resume("t2")
-        settle(store, clock)
+        retry_often(store, clock)
         assert ["set aside" in trouble.reason for trouble in store.troubles()] == [True, True]
 
 
@@ -197,11 +197,11 @@ def test_a_disk_that_cannot_take_it_is_asked_again(
             return sync(log)
 
         monkeypatch.setattr(Log, "sync", failing)
-        settle(store, clock)
+        retry_often(store, clock)
         assert ["set aside" in trouble.reason for trouble in store.troubles()] == [False]
         fails = False
         store.resume("t")
-        settle(store, clock)
+        retry_often(store, clock)
         assert ["set aside" in trouble.reason for trouble in store.troubles()] == [True]
     with open_simulated(disk, clock) as store:
         assert len(store.troubles()) == 1

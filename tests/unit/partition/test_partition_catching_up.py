@@ -48,16 +48,16 @@ def catch_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What readers find between two entries of a backlog."""
     table = store.kv("t")
     table.put(b"k", b"old", durable=True)
-    seen: list[object] = []
+    values: list[object] = []
     broken = [True]
 
     def before(machine: KvMachine, entry: Entry) -> None:
         if broken[0]:
             raise OSError("the disk fails")
         try:
-            seen.append(table.get(b"k"))
+            values.append(table.get(b"k"))
         except PartitionPaused:
-            seen.append(None)
+            values.append(None)
 
     failing(monkeypatch, before)
     table.put(b"other", b"1", durable=True)
@@ -65,7 +65,7 @@ def catch_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     broken[0] = False
     store.resume("t")
     assert table.get(b"k") == b"new"
-    return seen
+    return values
 
 
 def test_a_shard_is_behind_until_all_of_its_backlog_is_in(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,12 +157,12 @@ def checkpoint_after(monkeypatch: pytest.MonkeyPatch, name: str, store: Store) -
     read, done = getattr(source, name), list[str]()
 
     def patched(*args: object) -> Iterator[Entry]:
-        found = list(read(*args))
+        entries = list(read(*args))
         if not done:
             done.append(name)
             store._consensus.roll()
             assert store.checkpoint().spilled == 1
-        yield from found
+        yield from entries
 
     monkeypatch.setattr(source, name, patched)
     return done
@@ -198,8 +198,8 @@ def test_one_that_reads_the_journal_last_is_seen(clock: FakeClock, monkeypatch: 
             partition.machine.renew()
             entries = {entry.lsn: entry for entry in partition.spill.entries(partition.machine.stored)}
             start = partition.machine.applied + 1
-            found = self._replay(partition.descriptor.partition, start, partition.highest)
-            entries.update({entry.lsn: entry for entry in [*found, *partition.backlog]})
+            from_journal = self._replay(partition.descriptor.partition, start, partition.highest)
+            entries.update({entry.lsn: entry for entry in [*from_journal, *partition.backlog]})
             partition.backlog = deque(entries[lsn] for lsn in sorted(entries))
 
     monkeypatch.setattr(Backlogs, "renew", renew)

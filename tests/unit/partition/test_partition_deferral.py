@@ -69,8 +69,8 @@ def test_a_table_that_hangs_gives_its_memory_back(moved: bool, tmp_path: Path, m
         (partition,) = sick_partitions(store)
         until(lambda: store._dispatcher.retry() and partition.deferred_operations >= 28)
         assert len(partition.backlog) == 1
-        (found,) = [one for one in store.statistics().partitions if one.table == "sick"]
-        assert found.enqueued_ops == 30
+        (statistics,) = [one for one in store.statistics().partitions if one.table == "sick"]
+        assert statistics.enqueued_ops == 30
         with pytest.raises(PartitionPaused, match="is frozen"):
             sick.put(b"no", durable=True)
         well.put(b"a", b"1", durable=True)

@@ -297,13 +297,13 @@ def test_the_service_of_one_table_does_not_wait_for_another(tmp_path: Path, gate
         hung, well = store.queue("q")._info, store.queue("well")._info
         services, defective = TableServices(store._port), TableServices(store._port)
         defective._making = one_lock = _OneLock()
-        made, also = Call(lambda: services.of(hung)), Call(lambda: defective.of(hung))
+        call, also = Call(lambda: services.of(hung)), Call(lambda: defective.of(hung))
         await_true(lambda: len(partition_of(store, "q").markers) >= 2)
         assert Call(lambda: services.of(well)).result() is not None
         waits = Call(lambda: defective.of(well))  # the negative control
         await_true(lambda: one_lock.waiting == 1)
         gates.open()
-        assert made.result() is not None
+        assert call.result() is not None
         assert also.result() is not None
         assert waits.ends()
         services.close()
@@ -332,7 +332,7 @@ def test_resume_does_not_hang_with_the_files(tmp_path: Path, gates: Gates) -> No
 
 
 def test_one_that_hangs_is_seen(tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workers, "run", lambda workers, act, timeout_s, what: act())
+    monkeypatch.setattr(Workers, "run", lambda workers, act, timeout_s, activity: act())
     with penstock.open(tmp_path / "store", settings=settings(stall_s=0.2, attempts_max=1)) as store:
         resuming = resume_into_a_hang(store, gates)
         await_true(lambda: resuming.thread in gates.applying)  # the caller itself is in the files that hang

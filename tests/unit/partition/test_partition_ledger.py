@@ -33,8 +33,8 @@ def make(conditions: Mapping[str, KindCondition] | None = None) -> Ledger:
     return Ledger(Tree([], lambda meta: None, clock=FakeClock()), conditions)  # type: ignore[arg-type, return-value]
 
 
-def tokens(*wanted: tuple[str, int]) -> JournalRecord:
-    return JournalRecord(1, 1, tuple(Group((), encode_condition(Condition(token))) for token in wanted))
+def tokens(*pairs: tuple[str, int]) -> JournalRecord:
+    return JournalRecord(1, 1, tuple(Group((), encode_condition(Condition(token))) for token in pairs))
 
 
 def command(*operations: LedgerOp) -> JournalRecord:
@@ -50,9 +50,9 @@ def test_tokens_against_a_set(records: list[list[tuple[str, int]]]) -> None:
     ledger = make()
     used: dict[str, set[int]] = {"p": set(), "q": set()}
     judged: list[tuple[JournalRecord, tuple[Verdict, ...]]] = []
-    for lsn, wanted in enumerate(records, 1):
+    for lsn, pairs in enumerate(records, 1):
         expected = []
-        for producer, number in wanted:
+        for producer, number in pairs:
             highest = max(used[producer], default=-1)
             if number in used[producer] and number >= highest - TOKEN_WINDOW:
                 expected.append(Verdict.DUPLICATE)
@@ -61,7 +61,7 @@ def test_tokens_against_a_set(records: list[list[tuple[str, int]]]) -> None:
             else:
                 expected.append(Verdict.ACCEPTED)
                 used[producer].add(number)
-        record = tokens(*wanted)
+        record = tokens(*pairs)
         assert list(ledger.judge(record, lsn).verdicts) == expected
         judged.append((record, tuple(expected)))
     for lsn, (record, verdicts) in enumerate(judged, 1):  # told again what they were told
@@ -142,8 +142,10 @@ def test_a_refusal_names_its_condition() -> None:
     assert judged.verdicts == (refused, accepted, accepted, refused, refused)
     assert judged.refused_by == {0: 2, 3: 1, 4: 0}
     assert ledger.judge(record, 2).refused_by == judged.refused_by, "as after an interrupt"
-    gone = JournalRecord(1, 1, (group(b"yes", table=FIRST_TABLE + 1), Group((), encode_condition(Condition(("p", 1))))))
-    assert ledger.judge(gone, 3).refused_by == {0: 0}
+    absent = JournalRecord(
+        1, 1, (group(b"yes", table=FIRST_TABLE + 1), Group((), encode_condition(Condition(("p", 1)))))
+    )
+    assert ledger.judge(absent, 3).refused_by == {0: 0}
     undecodable = JournalRecord(1, 1, (group(b"no"), Group((), b"\xc1")))
     assert ledger.judge(undecodable, 4) == Judgement((refused, refused), refused_by={0: 0})
 

@@ -38,10 +38,10 @@ def checker(monkeypatch: pytest.MonkeyPatch) -> Iterator[LockOrderChecker]:
     enter = disk_module._Operation.__enter__
 
     def checked(operation: disk_module._Operation) -> disk_module.FaultKind | None:
-        held = NEVER_DURING_IO.intersection(checker.lock_names())
+        locks = NEVER_DURING_IO.intersection(checker.lock_names())
         of_ledger = f"/tables/{LEDGER_TABLE}/" in operation._label and operation._read
-        if held and not of_ledger:
-            checker._report(f"{operation._label} with {' and '.join(sorted(held))} held")
+        if locks and not of_ledger:
+            checker._report(f"{operation._label} with {' and '.join(sorted(locks))} held")
         return enter(operation)
 
     monkeypatch.setattr(disk_module._Operation, "__enter__", checked)

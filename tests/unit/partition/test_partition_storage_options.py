@@ -138,10 +138,10 @@ def test_a_store_keeps_options_and_changes_them_also_for_clients(tmp_path: Path)
         with pytest.raises(Invalid):
             store.alter("users", compression=True)  # type: ignore[arg-type]
     with penstock.open(tmp_path / "s") as store:
-        found = {info.name: info for info in store.port.tables()}
-        assert found["users"].storage_options == StorageOptions(compression=lz4)
-        assert found["events"].storage_options.retention.bytes_max == 5
-        assert found["users"].created_us > 0
+        tables = {info.name: info for info in store.port.tables()}
+        assert tables["users"].storage_options == StorageOptions(compression=lz4)
+        assert tables["events"].storage_options.retention.bytes_max == 5
+        assert tables["users"].created_us > 0
 
 
 def test_compression_by_level_is_described_and_changed_while_in_use(tmp_path: Path) -> None:
