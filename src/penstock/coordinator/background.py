@@ -138,7 +138,7 @@ class Background(Generic[D, F, V]):
         )
 
     def _gathered_s(self) -> float:
-        """Return until when a group is waited for that comes back one by one: for less than the flush that it saves."""
+        """Return until when to wait for a group that returns one by one: for less than the flush that this saves."""
         flushed_s = self._executor.flushed_s
         return min(
             max(self._joined_s, flushed_s) + GATHER_S_MAX, max(self._asked_s, flushed_s) + self._executor.flush_s_last
@@ -154,7 +154,7 @@ class Background(Generic[D, F, V]):
         if executor.failure is not None:
             return None
         if not executor.has_writes():
-            self._requested = False  # what was asked for is in a batch already
+            self._requested = False  # the writes of the request are in a batch already
         if executor.has_writes() and executor.can_lead():
             due_s = min(self._due_s, self._gathered_s()) if self._requested else self._due_s
             return max(0.0, due_s - self._clock.monotonic_s())

@@ -110,7 +110,7 @@ class Subscription(Generic[V_co]):
 
 SHUT = -1
 FAIR_BYTES = 512 << 10  # that may be pending while others wait for their writes
-FAIR_FLUSHES = 8  # for so many flushes after somebody waited: who waits once mostly does so again
+FAIR_FLUSHES = 8  # that stay small after a writer waited: one that waits once usually waits again
 SEALED_MAX = 8  # sealed deltas of one flush; more are folded, so that a lookup never checks many
 
 
@@ -180,7 +180,7 @@ class DeltaBuffer(Generic[D, V]):
         if 0 < left < room:
             room = left
         if self.fair_flushes:
-            # A writer that never waits would fill each flush, and whoever waits for one would wait for all of that.
+            # A writer that never waits would fill each flush, and each waiter would wait for all of it.
             room = min(room, FAIR_BYTES - self._pending_bytes)
         self.room = self._allowed = room if room > SHUT else SHUT
 

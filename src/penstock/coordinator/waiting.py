@@ -112,7 +112,7 @@ def _epoch_of(waiter: Waiter) -> Epoch:
     return waiter.epoch
 
 
-RETRY_S = 0.1  # what a refused write is told: about a flush
+RETRY_S = 0.1  # the pause that a refused write is advised to make: about the time of a flush
 SMALL_BYTES, LARGE_BYTES = 64 << 10, 1 << 20  # small writes need not wait behind large ones
 
 

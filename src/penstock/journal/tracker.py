@@ -6,7 +6,7 @@ every other member has it on disk, too: those that are behind are sent it from h
 not waited for; it takes a snapshot.
 
 All of it is rebuilt when a store is opened: needs by the records that are replayed, acknowledgements by what members
-say; until one has been heard, it has nothing.
+report; one that has not reported yet counts as having nothing.
 
 Thread: `_lock` guards all.
 Invariants: (1) `needed_from` never passes a record that some partition would have to replay. (2) `required_from` passes
@@ -91,7 +91,7 @@ class SegmentedAckTracker:
                 needs.waiting.popleft()
 
     def hear(self, acks: MemberAcks) -> None:
-        """Take in what members have acknowledged. A word that is late, or of a stranger, changes nothing."""
+        """Take in what members have acknowledged. A late report, or one of a stranger, changes nothing."""
         with self._lock:
             for member in self._upto.keys() & acks.upto.keys():
                 self._upto[member] = max(self._upto[member], acks.upto[member])

@@ -2,7 +2,7 @@
 
 A write to a partition that keeps up passes at the cost of one attribute (`Partition.guarded`). Otherwise it is checked
 here, before anything is written: a partition with many waiting entries slows its writers, then makes them wait, then
-refuses them by name. One whose files hang (`frozen`) or that is `paused` refuses at once.
+refuses them with an error that names it. One whose files hang (`frozen`) or that is `paused` refuses at once.
 
 A write that was checked is *reserved* from then on, until its record is dispatched and it counts as an entry: so limits
 hold for what was admitted, not only for what has reached the partition. A large write that does not fit waits, and
@@ -149,7 +149,7 @@ class PartitionAdmission:
             return 0.0
 
     def operations(self, partition: Partition) -> int:
-        """Return how many entries wait, and writes that will be such."""
+        """Return the number of entries that wait, and of admitted writes that will become entries."""
         self.release(partition)
         return partition.waiting_operations + len(partition.admitted)
 
@@ -224,7 +224,7 @@ class PartitionAdmission:
         return self._backpressure(partition, f"has {value} {counted} (limit {maximum})", name, maximum, value)
 
     def reading_refused(self, partition: Partition) -> PenstockError | None:
-        """Return why a partition cannot be read, and waiting does not help; None if it can, or will."""
+        """Return why a partition cannot be read, even after a wait; None if it can be, or will be soon."""
         behind = partition.behind
         if behind is not None:
             return behind
@@ -313,7 +313,7 @@ class PartitionAdmission:
             elif not partition.late:
                 partition.unguard(self._backlogs.guards_all)
                 if not partition.guarded:
-                    return Reservation(size, 0.0)  # counted by nobody: nothing waits there
+                    return Reservation(size, 0.0)  # not counted: nothing waits there
         deadline_s, waited = self._clock.monotonic_s() + timeout_s, False
         while True:
             if refusal is None:
@@ -349,7 +349,7 @@ class PartitionAdmission:
                 backlogs.movers -= 1
 
     def guard(self, partitions: Iterable[Partition]) -> None:
-        """Decide anew which partitions' writers must ask. Requires: the turn."""
+        """Decide again which partitions' writers must call `admit`. Requires: the turn."""
         backlogs = self._backlogs
         backlogs.guards_all = self.settings.signal is not None or backlogs.is_crowded()
         for partition in partitions:

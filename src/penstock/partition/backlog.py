@@ -2,7 +2,7 @@
 
 An entry waits if applying it may touch files, if earlier entries wait, or if applying failed. One worker at a time
 applies the backlog (it holds the partition's `claim`), and holds no lock meanwhile. So a partition whose files hang
-keeps one worker, and nobody else: its readers and writers get an error.
+keeps one worker busy, and no other thread: its readers and writers get an error.
 
 A partition whose apply fails is retried with growing pauses, then paused: its writes are refused with its name in the
 error; other partitions continue; `Dispatcher.resume` lets it catch up. An entry that fails because of a Penstock bug,
@@ -79,7 +79,7 @@ class Backlogs:
         self.operations = 0  # entries that wait in all partitions
         self.bytes = 0
         self.guards_all = settings.signal is not None  # whether every writer must ask
-        self.undispatched: Callable[[], int] = lambda: 0  # bytes that writers have given and no partition has yet
+        self.undispatched: Callable[[], int] = lambda: 0  # bytes of writes that no partition has yet
 
     # -- with the turn
 
@@ -99,7 +99,7 @@ class Backlogs:
             else:
                 partition.backlog.append(entry)
                 self._count(partition, 1, entry.size)
-            # Before what was given meanwhile could exceed a limit: it is not counted for each partition.
+            # Early, before undispatched writes could exceed a limit: they are not counted for each partition.
             if 2 * len(partition.backlog) >= settings.partition_operations_max or (
                 2 * (partition.backlog_bytes + self.undispatched()) >= settings.partition_bytes_max
             ):
@@ -150,7 +150,7 @@ class Backlogs:
             self._on_released(partition)
 
     def detach(self, partition: Partition, refusal: PenstockError) -> None:
-        """Refuse whoever waits for a partition that is closed for a while. Requires: the turn."""
+        """Refuse the waiters of a partition that is closed for a while. Requires: the turn."""
         partition.refusal, partition.failures = refusal, self._settings.attempts_max
         partition.late = partition.guarded = True
         self._count(partition, -len(partition.backlog), -partition.backlog_bytes)
@@ -206,7 +206,7 @@ class Backlogs:
                 raise
 
     def hangs(self, table: int) -> bool:
-        """Whether so many threads are in the files of a table that it gets no more: others need them."""
+        """Whether too many threads are in the files of a table for it to get another: other tables need them."""
         used = [one for one in self.behind.copy() if one.descriptor.table_id == table and one.is_used]
         return len(used) >= TABLE_THREADS_MAX
 
@@ -227,14 +227,14 @@ class Backlogs:
             self._release(partition, claim)
 
     def stop(self, is_idle: Callable[[], bool], timeout_s: float) -> None:
-        """Let no thread begin another entry, and wait until those that are in one end it."""
+        """Let no thread begin another entry, and wait until the entries that were begun end."""
         self._stopped = True
         with self.moved:
             self.movers += 1
             self.moved.wait_for(is_idle, timeout_s)
 
     def notify(self) -> None:
-        """Wake whoever waits until a backlog is shorter, or a partition's files are not used any more."""
+        """Wake the threads that wait until a backlog is shorter, or a partition's files are no longer used."""
         if self.movers:
             with self.moved:
                 self.moved.notify_all()

@@ -214,7 +214,7 @@ class Checkpoint:
                         self._dispatcher.tracker.acknowledge(number, partition.spill.covers(partition.machine.stored))
                         entries = self._sections_of(number, lsn)
                     elif _refers(entries):
-                        continue  # the log must not refer to files that go: the journal keeps these records
+                        continue  # the log must not refer to deleted files: the journal keeps these records
                 self._bounded(partition, partial(partition.spill.append, entries))
             except (NotFound, Closed):
                 continue  # dropped meanwhile
@@ -239,7 +239,7 @@ class Checkpoint:
         return spilled
 
     def _needs_snapshot(self, partition: Partition, entries: list[Entry]) -> bool:
-        """Whether a partition with a snapshot needs a new one: its log is long, or would refer to files that go."""
+        """Whether a partition with a snapshot needs a new one: its log is long, or would refer to deleted files."""
         spill = partition.spill
         if spill.floor is None or not self._can_store(partition):
             return False
@@ -266,7 +266,7 @@ class Checkpoint:
         return not broken and not self._dispatcher.admission.is_frozen(partition)
 
     def _bounded(self, partition: Partition, act: Callable[[], object]) -> None:
-        """Work on a partition's files, but do not wait for them without end: `WaitExpired`, and it goes on."""
+        """Work on a partition's files; raise `WaitExpired` if that takes too long, and let it go on."""
         name, shard = partition.descriptor.name, partition.descriptor.shard
         if partition.is_storing:  # an earlier attempt has not ended
             raise WaitExpired(f"the files of shard {shard} of {name} do not answer: retry later")

@@ -2,7 +2,7 @@
 
 A record is dispatched by one thread, in LSN order, with the turn. Sections that only touch memory are applied at once.
 Others, and those of a partition that is behind, wait in its backlog, which a thread applies without any lock: see
-`backlog`. Whoever reads such a partition waits until it has applied every record dispatched before. So no reader sees
+`backlog`. A reader of such a partition waits until it has applied every record dispatched before. So no reader sees
 half of a batch: it finds each partition at the last record, however late that one is.
 
 Thread: `dispatch` and `snapshot` exclude each other (`turn`). The turn is never held while files are read or written,
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 CLOSE_WAIT_S = 10.0  # for workers that are in the middle of an entry
 DETACH_ATTEMPTS = 1_000  # each of them follows a moment at which no thread was in the files
-JOIN_S = 2.0  # for workers that have nothing to do any more
+JOIN_S = 2.0  # for idle workers
 
 
 class _BegunRecord(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Dispatcher(Moments):
     """All partitions of a store."""
 
     _begun: _BegunRecord | None = None  # guarded by turn: a record that may be half applied
-    _noted: Any = None  # the tables of which `on_tables` was told last
+    _noted: Any = None  # the tables at the last call of `on_tables`
     on_tables: Callable[[], None] = staticmethod(lambda: None)  # called without the turn, when tables changed
 
     # -- partitions
@@ -102,7 +102,7 @@ class Dispatcher(Moments):
 
     def _dispatch_begun(self, begun: _BegunRecord) -> Judgement:
         record, lsn, decoded = begun.record, begun.lsn, begun.decoded
-        # From before the ledger shows a token or a position: its rows may be elsewhere, and not applied yet.
+        # Set before the ledger shows the token or position of this record: its rows elsewhere may not be applied yet.
         groups = record.groups
         self.torn = bool(groups[0].condition) if len(groups) == 1 else any(group.condition for group in groups)
         try:
@@ -187,7 +187,7 @@ class Dispatcher(Moments):
         except Exception as error:
             threads.raise_interrupt(error)
             partition.first_error = error  # it is tried again, or set aside, without the turn
-            partition.highest = min(before, entry.lsn - 1)  # until it is in the backlog, it was not offered
+            partition.highest = min(before, entry.lsn - 1)  # until it is in the backlog, it does not count as offered
             self.backlogs.enqueue(partition, entry)
 
     def _enqueue_unopened(self, number: PartitionId, entry: Entry) -> None:
@@ -228,7 +228,7 @@ class Dispatcher(Moments):
         return len(self._unopened) + sum(1 for partition in partitions if partition.first_waiting is not None)
 
     def press(self, table: int, shard: int, tree: Tree | None) -> None:
-        """Slow the writers of a shard whose tree is slow; None: it is not any more."""
+        """Slow the writers of a shard whose tree is slow; `tree` is None when it is no longer slow."""
         partition = self.find_open(partition_id(table, shard))
         if partition is not None:
             partition.slow_tree = tree

@@ -76,7 +76,7 @@ class JournalExtent:
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._log: Log | None = None  # set by `open_journal`
-        self.is_idle: Callable[[], bool] = lambda: False  # asked at a clean close: whether no job holds a gate
+        self.is_idle: Callable[[], bool] = lambda: False  # called at a clean close: whether no job holds a gate
         self.was_idle = False  # whether none did at the close before this opening
 
     @property

@@ -2,7 +2,7 @@
 
 It is an ordinary tree, applied first. It holds the tokens of producers, the tables, the last epoch, and for each record
 with a condition one verdict per group. A verdict is kept until its record's journal segment is deleted, so that a
-partition that is behind gets the same verdict on a replay, when the tokens already say "seen".
+partition that is behind gets the same verdict on a replay, when its tokens are already marked as used.
 
 Rows (numbers big-endian, so that they sort by value):
     e                     last epoch applied
@@ -108,7 +108,7 @@ class Ledger:
         self._aside = aside
         self._conditions = {} if conditions is None else conditions
         self._judged: _Judged | None = None  # the last record judged; used by the dispatcher's thread only
-        self.verdicts_from: Callable[[], int] | None = None  # verdicts from this LSN on are kept, whatever is asked
+        self.verdicts_from: Callable[[], int] | None = None  # verdicts from the LSN that it returns on are kept
         self._dropped: dict[int, str] = {}  # names of the last tables dropped since the opening, for messages
         self._load()
 
@@ -172,14 +172,14 @@ class Ledger:
         if plain:
             self.tree.put(b"e", _U64.pack(record.last_epoch), lsn, record.time_us)
             return _ACCEPTED if len(record.groups) == 1 else _accepted(len(record.groups))
-        # Judged only once: after an interrupt within the tree's change, the rows would already say "seen".
+        # Judged only once: after an interrupt within the tree's change, the rows would already show its tokens as used.
         if self._judged is None or self._judged.lsn != lsn:
             self._judged = self._judge(record, lsn)
         _, judgement, edit, tables, tombstones = self._judged
         self.tree.apply(edit)
         if tables is not self._tables:
             self.tables_lsn = lsn
-        self.tombstones = tombstones  # before the tables: whoever misses a table finds when it was dropped
+        self.tombstones = tombstones  # before the tables: a caller that misses a table finds when it was dropped
         if tables is not self._tables:
             self._note_dropped(judgement.dropped)  # first: a caller that misses the table finds its name
             self._tables = tables

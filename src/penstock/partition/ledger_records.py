@@ -1,4 +1,4 @@
-"""What the ledger stores, and what writers ask of it: tables, conditions of groups, operations on tables, verdicts.
+"""What the ledger stores, and what writers request: tables, conditions of groups, operations on tables, verdicts.
 
 Thread: immutable values and pure functions.
 Invariant: what was encoded once decodes in every later version: fields are added at the end, with a default.

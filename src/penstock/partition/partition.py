@@ -36,7 +36,7 @@ class Partition:
         self.admitted_bytes = 0
         self.highest = machine.applied
         self.late = False  # entries wait or an apply failed: readers wait, or are refused. Read without a lock
-        self.guarded = False  # writers must ask `PartitionAdmission.admit`; read without a lock
+        self.guarded = False  # writers must call `PartitionAdmission.admit`; read without a lock
         self.is_draining = False  # its table takes no new rows; then it is guarded, too
         self.slow_tree: Tree | None = None  # its maintenance is behind: writers are slowed. Read without a lock
         self.claim: threading.Thread | None = None  # the thread that applies the backlog
@@ -76,9 +76,9 @@ class Partition:
         )
 
     def unguard(self, guards_all: bool) -> None:
-        """Let writers pass without asking, unless there is a reason, of this partition or of all, that they ask."""
+        """Let writers pass without a check, unless this partition, or `guards_all`, requires one."""
         self.guarded = guards_all
-        # Read after it was written, and without a lock: who sets one of these sets `guarded` after it.
+        # Read after that, because there is no lock: a thread that sets one of these sets `guarded` afterwards.
         if self.is_draining or self.slow_tree is not None or self.failures:
             self.guarded = True
 

@@ -175,7 +175,7 @@ class Staging:
         self._remove = remove
         self.root = root
         self._clock = clock
-        self.next_id: Callable[[], int] = lambda: int(manifest.reserve_chunk_id())  # of a cluster: no member has it
+        self.next_id: Callable[[], int] = lambda: int(manifest.reserve_chunk_id())  # of a cluster: new to all members
         self._lock = threads.lock("partition.staging")
         # Guarded by _lock: by id, how many records and running commits name a file. Two commits may name one file, and
         # the one that is refused must not end the protection of the other.

@@ -129,7 +129,7 @@ class Roster(ABC):
         return None if info is None else info.storage_options.lag_max
 
     def start_workers(self) -> None:
-        """After recovery: let threads of their own apply what touches files. Without this, callers apply it."""
+        """After recovery: let worker threads apply what touches files. Without this, callers apply it."""
         settings = self.admission.settings
         self.backlogs.workers = Workers(settings.workers, clock=self._clock, stall_s=settings.stall_s)
 
@@ -189,7 +189,7 @@ class Roster(ABC):
             opening.wait(min(POLL_S, stall_s, limit_s - waited_s))
 
     def _run_opening(self, partition: PartitionId, opening: PartitionOpening) -> None:
-        """Open a partition unless another thread does, or has. An error goes to everybody who waits for it."""
+        """Open a partition unless another thread does, or has. All its waiters get an error."""
         with opening.lock:
             if opening.has_ended:
                 return
@@ -233,7 +233,7 @@ class Roster(ABC):
         return opened
 
     def _mark_draining(self, partition: Partition) -> None:
-        """Let writers of a partition ask while its table drains. Requires: the turn."""
+        """Guard a partition while its table drains, so that its writers are checked. Requires: the turn."""
         info = self.ledger.table_by_id(partition.descriptor.table_id)
         partition.is_draining = info is not None and info.status is TableStatus.DRAINING
         if partition.is_draining:
@@ -288,7 +288,7 @@ class Roster(ABC):
             self._report_unopened(number, error)
 
     def _open_later(self, number: PartitionId) -> None:
-        """Let a worker open a partition, unless one was given it: if its files hang, one is lost and not many."""
+        """Let a worker open a partition, unless one has it already: if its files hang, only one is lost."""
         with self.turn:
             opening = self._opening.setdefault(number, PartitionOpening(self._clock.monotonic_s()))
 

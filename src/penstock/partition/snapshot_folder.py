@@ -159,7 +159,7 @@ class SnapshotFolder:
             file.close()
 
     def write(self, chunk: SnapshotChunk) -> None:
-        """Add bytes at the end of a file. Requires: `held` is the chunk's offset."""
+        """Add bytes at the end of a file. Requires: the chunk's offset is the file's `size_of`."""
         check_relative(chunk.name)
         path = f"{self.path}/{chunk.name}"
         if chunk.offset == 0 and not self._fs.exists(path):

@@ -1,7 +1,7 @@
 """Partition snapshots: copies of a partition's files at one LSN, and what they are for.
 
 `save` copies a partition's files to a folder beside them and records that in the manifest. From then on the
-partition's own log keeps every later entry, though it is stored (`SpillLog.floor`), and the journal keeps a record
+partition's own log keeps every later entry, even a stored one (`SpillLog.floor`), and the journal keeps a record
 until the snapshot or that log covers it. So `repair` can always replace damaged files: snapshot, partition log,
 journal. A new snapshot lets the log shrink; a checkpoint takes one when the log is longer, or would refer to files.
 
@@ -201,7 +201,7 @@ class PartitionSnapshots:
             self._installing(descriptor).remove()  # older than what is kept from now on: no opening may finish it
             before = spill.floor
             if before is None:
-                spill.floor = 0  # first: from now on nothing more is given up
+                spill.floor = 0  # first: from now on the log deletes nothing
                 spill.floor = partition.machine.stored
             try:
                 with self.export(partition) as export:
@@ -231,7 +231,7 @@ class PartitionSnapshots:
         return SnapshotFolder(self._fs, f"{self._root}/{descriptor.folder}{INSTALL}")
 
     def _commit(self, partition: Partition, lsn: int) -> None:
-        """Record a snapshot. Its row also says how far the log reaches: see `note_log`."""
+        """Record a snapshot. Its row also says how far the log reaches: see `log_reaches`."""
         descriptor, upto = partition.descriptor, max(lsn, partition.spill.upto)
         self._manifest.apply([PutWalState(_row_key(descriptor), WalStateRecord(lsn, lsn, upto, upto))])
         if self._dispatcher.find_open(descriptor.partition) is not partition:  # dropped meanwhile: the row would stay

@@ -36,7 +36,7 @@ from penstock.manifest.records import (
 VERSION = 1
 STORAGE_BYTES_MAX = 64 << 10  # of encoded options, as a client sends them
 FOLDER = "tables"  # of all files of tables, unless a table has another one
-VOLUMES = "volumes"  # other folders are below this one: whoever operates the store mounts disks there
+VOLUMES = "volumes"  # other folders are below this one: the operator mounts disks there
 _VERSION = struct.Struct(">H")
 _FOLDER = re.compile(rf"{VOLUMES}/[a-z0-9][a-z0-9_-]{{0,30}}")
 
@@ -143,7 +143,7 @@ def for_manifest(options: StorageOptions, detail: bytes) -> ManifestDbOptions:
 
 
 def check_storage(data: Any) -> StorageOptions:
-    """Return the options that a client sent; `Invalid` if they are not options in the one form that they have."""
+    """Return the options that a client sent; `Invalid` if they are not in canonical form."""
     if type(data) is not bytes or len(data) > STORAGE_BYTES_MAX:
         raise Invalid("storage options are bytes, as encode_storage returns them")
     try:

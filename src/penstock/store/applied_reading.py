@@ -37,7 +37,7 @@ class AppliedReading(MomentReading):
 
     @contextmanager
     def counted(self, info: TableInfo) -> Iterator[SnapshotPort]:
-        """Yield a table as it is now, for its statistics: whoever watches a store must not freeze its memtables."""
+        """Yield a table as it is now, for its statistics: monitoring must not freeze memtables."""
         partitions = partitions_of(info)
         machines = {partition: self._port.machine(partition) for partition in partitions}
         if all(isinstance(machine, Countable) for machine in machines.values()):

@@ -1,4 +1,4 @@
-"""The settings of a store's archive, and what is reported of it.
+"""The settings of a store's archive, and reports of its work.
 
 Thread: immutable values.
 """

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 MARKER_VERSION = 1
 WAIT_S = 3_600.0  # for another run that is under way
-CHECK_S = 10.0  # between two looks at what is due
+CHECK_S = 10.0  # between two checks of what is due
 _KINDS = (JobKind.ARCHIVE, JobKind.VERIFY, JobKind.REHYDRATE, JobKind.PURGE)
 
 
@@ -311,7 +311,7 @@ class StoreArchive:
         return _more(report, chunks, uploaded)
 
     def _readable(self, objects: ObjectStore, number: int) -> RunListing | None:
-        """Return a whole run; None if its listing is damaged: the next run replaces it, and names nothing it knew."""
+        """Return a whole run; None if its listing is damaged: the next run replaces it, and uses nothing of it."""
         try:
             return read_listing(objects, self._store, number)
         except CorruptionError as error:

@@ -1,7 +1,7 @@
 """A check of a whole store while it is open: every rule of the manifest, every byte of every file, every stray file.
 
-Files come and go meanwhile. One that is missing, or listed nowhere, counts only if that is still so when it is looked
-at again.
+Files come and go meanwhile. One that is missing, or listed nowhere, counts only if that is still so at a second
+look.
 
 Thread: any. Nothing is changed.
 """

@@ -59,7 +59,7 @@ def submit_if(
     deadline_s, group.judged = clock.monotonic_s() + JUDGE_S, True
     while True:
         unused = _is_unused(dispatcher, token)
-        # This may wait for late shards, which nobody may do with the turn.
+        # This may wait for late shards, which is forbidden with the turn.
         rows = _by_shard(expectations if unused else (), machine_of)
         try:
             with dispatcher.turn:

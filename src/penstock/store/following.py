@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 RAFT_FILE = "raft"  # a member's term and vote: a folder with it is opened as a member only
 AWAIT_S = 0.5
-FOLLOW_S = 10.0  # for the leader to say what is committed
+FOLLOW_S = 10.0  # for the leader to report what is committed
 JOIN_S = 30.0
 
 
@@ -33,7 +33,7 @@ TERM_BITS, COUNT_BITS = 30, 32
 
 
 def cluster_ids(term: int) -> Callable[[], int]:
-    """Return what draws ids for files that all members will have. A term has one store that takes writes."""
+    """Return a source of ids for files that all members will have. A term has one store that takes writes."""
     if term >= 1 << TERM_BITS:
         raise Invalid(f"the cluster is in term {term}: files can be loaded up to term {1 << TERM_BITS}")
     numbers = itertools.count(CLUSTER_IDS | term << COUNT_BITS)
@@ -58,7 +58,7 @@ class MemberJournal(Consensus, Protocol):
         """Return the member that is preferred for reads of a partition; empty if there is none."""
 
     def time_note(self) -> TimeNote | None:
-        """Return the time that a leader's store said last; None if this process has heard none."""
+        """Return the last time that a leader's store sent; None if this process has received none."""
 
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
         """Wait until a record is committed here."""

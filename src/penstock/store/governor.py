@@ -38,7 +38,7 @@ class MemoryGovernor:
         flush_soon: Callable[[Tree], None],
         press: Callable[[int, int, Tree | None], None],
     ) -> None:
-        """`press(table, shard, tree)` slows the writers of a shard whose tree is slow; None: it is not any more."""
+        """`press(table, shard, tree)` slows the writers of a shard whose tree is slow; None: it is no longer slow."""
         self._maintenance = maintenance
         self._coordinator = coordinator
         self._growing_bytes_max = memory_bytes_max // GROWING_PART

@@ -183,7 +183,7 @@ class LiveReading(MomentReading):
     def applied_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
         """Return the value of a key, as every process sees it, and the LSN of its row."""
         self._check_usable()
-        machine = self.machine(partition)  # waits, which nobody may do with the turn
+        machine = self.machine(partition)  # may wait, which is forbidden with the turn
         with self._dispatcher.turn:
             self._dispatcher.finish()
             open_shard = self._find_open(partition)

@@ -68,7 +68,7 @@ class ObjectCollector:
         """Delete runs that are not kept, and objects that nothing needs; return the number of objects deleted."""
         if any(True for _ in objects.listed(f"{self._store}/{HEIRS}")):
             return 0
-        deleted = self._collect_runs(objects)  # whoever reads: no reader is told names of a run's own objects
+        deleted = self._collect_runs(objects)  # also while others read: no reader gets the names of a run's own objects
         before = self._read() if self._unneeded_since_ms is None else self._unneeded_since_ms
         now_ms, needed = self._clock.time_us() // 1_000, self._needed(objects)
         listed = [each.key for each in objects.listed(f"{self._store}/{FILES}")]

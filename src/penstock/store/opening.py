@@ -98,7 +98,7 @@ class OpenedParts(WiredParts):
             raise CorruptionError(
                 f"{self.path}/journal", 0, f"it begins at {self._consensus.first}, but the ledger ends at {stored}"
             )
-        if self._tenure is not None:  # what is stored here is committed, but this member may not have heard so yet
+        if self._tenure is not None:  # what is stored here is committed, but this member may not know it yet
             described = recovered.generations.get(ComponentId.TABLES, 0) - 1  # the record of its newest table
             self._tenure.await_committed(max(highest_lsn(self._manifest), described), FOLLOW_S)
         self._check_keys()  # first: without its table's key, no section can be applied

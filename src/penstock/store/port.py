@@ -321,7 +321,7 @@ class LocalPort(LiveReading):
 
     def _await_published(self, lsn: int, timeout_s: float, deadline_s: float) -> None:
         """Wait until a record was dispatched; `WaitExpired` if it was not in time."""
-        # Not an Event: an interrupt in its `set` would leave its lock acquired, and stop whoever applies next.
+        # Not an Event: an interrupt in its `set` would leave its lock acquired, and stop the next thread that applies.
         moved = Waiter(Epoch(0), applied=True)
         moved.prepare()
         stop_listening = self.on_applied(moved.wake)

@@ -107,7 +107,7 @@ class Reattachment:
         )
 
     def _find(self, store: str | None) -> str:
-        """Return the UUID of the archived store, if there is only one, or if it is the one that was asked for."""
+        """Return the UUID of the archived store, if there is only one, or if it is the requested one."""
         stores = [name for name in self._objects.folders() if _UUID.fullmatch(name)]
         chosen = [name for name in stores if store in (None, name)]
         if len(chosen) == 1:
@@ -175,7 +175,7 @@ class Reattachment:
             self._fetched[file.path] = file.size
 
     def _evict_rows(self, work: str) -> int:
-        """Say of each sstable that was not fetched that it is in the archive; fetch those that opening needs."""
+        """Record each sstable that was not fetched as evicted; fetch those that opening needs."""
         evicted, operations = 0, list[ManifestOp]()
         with Manifest.open(f"{work}/manifest", fs=self._fs, clock=self._clock, engine=self._engine) as manifest:
             for key, row in manifest.read(lambda view: list(CHUNKS.scan(view))):

@@ -1,6 +1,6 @@
 """What a store reports about itself: backups, checks, jobs, chunks, statistics.
 
-The owner makes these and a client receives them, which for their sake must not import the owner's parts.
+The owner makes these and a client receives them, which must not import the owner's parts for them.
 
 Thread: any; these are values.
 """
@@ -134,7 +134,7 @@ class PartitionStatistics:
     durable: int  # in the journal
     highest: int  # handed to it
     applied_global: int  # it has applied all that records up to this LSN hold for it
-    enqueued_ops: int  # entries that are durable and not applied, and writes that were admitted and will be such
+    enqueued_ops: int  # entries that are durable and not applied, and admitted writes that will become entries
     enqueued_bytes: int
     backlog_age_ms: int  # of the oldest of them
     error: str  # of the last failed apply; empty if there is none

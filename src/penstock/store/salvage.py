@@ -120,7 +120,7 @@ class _DamagedStore(Store):
         self._dispatcher.is_repairable = lambda number: True
 
     def _restore_registry(self, recovered: RecoveredState) -> None:
-        """Let descriptors be: the ledger, damaged or not, is all that tells of tables here."""
+        """Leave the descriptors alone: only the ledger, damaged or not, lists the tables here."""
 
     def _check_keys(self) -> None:
         """Go on without the keys of some tables: the others can be copied."""

@@ -1,4 +1,4 @@
-"""Opens the state machine and the log of one shard, and sees to its files when its table is dropped.
+"""Opens the state machine and the log of one shard, and removes its files when its table is dropped.
 
 Thread: the dispatcher's callers, one for a shard at a time.
 Invariant: a file that a log still names is known to the staging area before anything can remove it.

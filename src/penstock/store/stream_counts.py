@@ -5,7 +5,7 @@ knew it already. The owner counts both when a batch is applied, and keeps the co
 
 Thread: `note` by the thread that applies, one at a time; the rest by any.
 Invariants: (1) a batch is counted at most once, as its verdict says. (2) at most STREAMS_MAX consumers have counts:
-others are not counted, so that nobody can fill the memory with names.
+others are not counted, so that names cannot fill the memory.
 """
 
 from __future__ import annotations

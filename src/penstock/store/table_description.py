@@ -1,4 +1,4 @@
-"""What a store tells about a table as a whole; clients get the same.
+"""The description of a table as a whole, the same for the owner and its clients.
 
 Thread: immutable values.
 """

@@ -18,7 +18,7 @@ from penstock.store.opening import OpenedParts
 from penstock.store.table_description import TableDescription
 from penstock.store.tables import DRAIN_S, GENERATION_MAX
 
-LOOK_S = 1.0  # a waiter looks this often whether the store was closed
+LOOK_S = 1.0  # a waiter checks this often whether the store was closed
 
 
 class TableOperations(OpenedParts):
@@ -38,9 +38,9 @@ class TableOperations(OpenedParts):
         Its options, or whether it drains, changed. `NotFound` as soon as it is dropped, `WaitExpired` after `timeout_s`
         seconds.
 
-        >>> known = store.describe("users").generation
+        >>> generation = store.describe("users").generation
         >>> options = store.alter("users", retention=penstock.RetentionPolicy())
-        >>> changed = store.wait_for_change("users", known - 1, timeout_s=10.0)
+        >>> changed = store.wait_for_change("users", generation - 1, timeout_s=10.0)
         """
         after, timeout_s = whole(after, "after", 0, GENERATION_MAX), seconds(timeout_s, "timeout_s", math.inf)
         info, deadline_s = self._info(name), self._clock.monotonic_s() + timeout_s

@@ -192,7 +192,7 @@ class DbRegistry:
 
     def sweep_metrics(self) -> None:
         """Delete metrics of tables whose rows are gone: the replay of a drop opens a table again, which is measured."""
-        scopes = self._manifest.read(_measured_tables)  # first: a table that is made meanwhile is in the ledger by then
+        scopes = self._manifest.read(_measured_tables)  # first: the ledger then has every table created before this
         stale = [i for i in scopes if i not in self._ledger.tables_by_id and self._manifest.get_db(i) is None]
         if stale:
             self._manifest.apply([DeleteMetrics(db_id) for db_id in stale])
