@@ -271,7 +271,7 @@ def test_interrupted_readers_of_feeds_keep_no_files(tmp_path: Path) -> None:
     ledger.follow()
     for _ in every_point(ledger.follow, first=5, step=211):
         gc.collect()
-        machines = [one.machine for one in ledger.store._dispatcher.partitions()]
+        machines = [partition.machine for partition in ledger.store._dispatcher.partitions()]
         assert [type(machine) for machine in machines if machine.is_read()] == [], where[-1]
         assert not ledger.store.port.listeners, where[-1]
     feeds = [ledger.store.kv("fed").changes().to_arrow(), ledger.store.queue("fed_events").changes().to_arrow()]

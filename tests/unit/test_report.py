@@ -108,9 +108,9 @@ def test_what_was_built_and_asked_is_on_the_page(run: Run, tmp_path: Path) -> No
         store.vector(fingerprints.TABLE).upsert([f"device-{n}" for n in range(110, 122)], vectors, durable=True)
         store.flush()
         tables, answers = questions.tables_made(store), questions.ask(store)
-    sizes = {one.name: (one.kind, one.rows) for one in tables}
+    sizes = {table.name: (table.kind, table.rows) for table in tables}
     assert (sizes["totals"], sizes["events"], sizes["fingerprints"]) == (("kv", 1), ("queue", 3), ("vector", 12))
-    assert [one.kind for one in answers] == ["kv", "queue", "series", "vector"]
+    assert [answer.kind for answer in answers] == ["kv", "queue", "series", "vector"]
     assert "&lt;device&gt;" in answers[0].answer
     assert "north" in answers[2].answer
     assert answers[3].answer.count("<li>") == 8

@@ -276,7 +276,7 @@ def test_a_salvage_fetches_evicted_files_and_writes_nothing_to_the_archive(
     archived_store.objects.delete(key)
     report = penstock.salvage(archived_store.path, str(tmp_path / "less"))
     assert report.rows["users"] == 0
-    assert any(key in lost for lost in (*report.lost, *(one.path for one in report.damage)))
+    assert any(key in lost for lost in (*report.lost, *(damage.path for damage in report.damage)))
 
 
 # -- reattaching

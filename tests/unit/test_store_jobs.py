@@ -89,4 +89,4 @@ def test_a_closed_store_answers_nothing(tmp_path: Path) -> None:
 def test_jobs_of_a_dropped_table_have_no_name(store: Store) -> None:
     number = failed_job(store, "users")
     store.drop("users")
-    assert [one.table for one in store.jobs() if one.job == number] in ([""], [])
+    assert [job.table for job in store.jobs() if job.job == number] in ([""], [])

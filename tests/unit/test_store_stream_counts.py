@@ -27,7 +27,7 @@ def move(store: Any, start: int, end: int, counts: BatchCounts, consumer: str = 
 
 
 def totals(store: Any) -> dict[str, StreamTotals | None]:
-    return {one.name: one.stream for one in store.queue("events").consumers()}
+    return {consumer.name: consumer.stream for consumer in store.queue("events").consumers()}
 
 
 def metrics(store: Any) -> dict[tuple[str, str, str], float]:
@@ -60,7 +60,7 @@ def test_batches_are_counted_by_verdict_and_outlive_the_process(tmp_path: Path) 
         expected = StreamTotals(batches=3, rows_in=21, rows_out=13, dead=2, duplicates=4)
         assert totals(connected)["spark"] == expected
         sample = StoreReader(connected, FakeClock()).read()
-        assert [one["stream"] for one in sample["consumers"]] == [
+        assert [consumer["stream"] for consumer in sample["consumers"]] == [
             {name: getattr(expected, name) for name in NAMES},
             None,
         ]

@@ -259,8 +259,8 @@ class Dispatcher(Moments):
         with self.turn:
             self.finish()
             troubles = [
-                Trouble(one.name, shard_number(one.partition), f"set aside: {one.reason}", one.lsn)
-                for one in self._aside.entries()
+                Trouble(entry.name, shard_number(entry.partition), f"set aside: {entry.reason}", entry.lsn)
+                for entry in self._aside.entries()
             ]
             for number, waiting in self._unopened.items():
                 troubles.append(

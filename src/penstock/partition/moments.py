@@ -71,8 +71,8 @@ class Moments(Roster):
     def _mark(self, partition: Partition, marker: Marker) -> None:
         """Add a marker in LSN order. Requires: the turn."""
         markers = partition.markers
-        if any(one.is_abandoned for one in markers):  # of a partition that hangs none is ever reached
-            partition.markers = markers = deque(one for one in markers if not one.is_abandoned)
+        if any(other.is_abandoned for other in markers):  # of a partition that hangs none is ever reached
+            partition.markers = markers = deque(other for other in markers if not other.is_abandoned)
         index = len(markers)
         while index and markers[index - 1].lsn > marker.lsn:
             index -= 1

@@ -225,10 +225,10 @@ class SnapshotFolder:
         return header
 
     def _copy(self, source: SnapshotFolder, header: PartitionSnapshotHeader) -> None:
-        for one in header.files:
-            at = self.size_of(one.name)
-            if at < one.size or one.size == 0:
-                for chunk in read_chunks(self._fs, source.path, one.name, one.size, at):
+        for file in header.files:
+            at = self.size_of(file.name)
+            if at < file.size or file.size == 0:
+                for chunk in read_chunks(self._fs, source.path, file.name, file.size, at):
                     self.write(chunk)
 
     def remove(self) -> None:

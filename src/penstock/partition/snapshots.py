@@ -272,7 +272,7 @@ class PartitionSnapshots:
     def log_bytes_max(self, descriptor: PartitionDescriptor, lsn: int) -> int:
         """Return how long the log may be before another snapshot is smaller than it."""
         header = self._saved(descriptor, lsn).header()
-        return max(LOG_BYTES_MIN, 0 if header is None else sum(one.size for one in header.files))
+        return max(LOG_BYTES_MIN, 0 if header is None else sum(file.size for file in header.files))
 
     def is_repairable(self, number: PartitionId) -> bool:
         """Whether `repair` can restore a partition."""

@@ -92,8 +92,8 @@ _decode = msgspec.msgpack.Decoder(StorageOptions).decode
 
 def codecs_of(options: StorageOptions) -> list[CodecOfLevel]:
     """Return the codec of each level of a table's tree, and how hard it tries; the last one is for all deeper."""
-    each = options.level_compression or (options.compression,)
-    return [(Codec(one.codec).name.lower(), one.level) for one in each]
+    configs = options.level_compression or (options.compression,)
+    return [(Codec(config.codec).name.lower(), config.level) for config in configs]
 
 
 def encode_storage(options: Any) -> bytes:

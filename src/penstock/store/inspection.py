@@ -126,7 +126,7 @@ def read_chunks(
                 object="" if isinstance(row.residency, Local) else row.residency.object,
             )
         )
-    return sorted(summaries, key=lambda one: (one.shard, one.level, one.chunk))
+    return sorted(summaries, key=lambda summary: (summary.shard, summary.level, summary.chunk))
 
 
 def read_sealed(info: TableInfo, machine: Callable[[PartitionId], Any]) -> list[ChunkSummary]:

@@ -349,7 +349,7 @@ class _Salvage:
         )
         for shard, partition in enumerate(partitions_of(info)):
             for batches in self._rows_of(port, info, shard, partition):
-                rows = pa.Table.from_batches([kind.to_table_schema(one, info.options, shard) for one in batches])
+                rows = pa.Table.from_batches([kind.to_table_schema(batch, info.options, shard) for batch in batches])
                 try:
                     self.rows[info.name] += self._target.load(info.name, rows).rows
                 except FixTheCall as error:  # the others can still be copied

@@ -76,6 +76,6 @@ def test_any_bytes_give_a_record_or_an_error(data: bytes) -> None:
 def test_damage_gives_a_record_or_an_error(record: JournalRecord, data: st.DataObject) -> None:
     body = bytearray(encode(record))
     body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
-    for some in (bytes(body), bytes(body[: data.draw(st.integers(0, len(body)))])):
+    for content in (bytes(body), bytes(body[: data.draw(st.integers(0, len(body)))])):
         with suppress(CorruptionError):
-            decode(some)
+            decode(content)

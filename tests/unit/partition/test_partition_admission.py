@@ -67,10 +67,10 @@ def test_plain_puts_count_before_they_are_flushed(clock: FakeClock) -> None:
         assert error.partition == bad._partitions[0]
         assert error.value == 5
         assert error.retry_after_s > 0
-        (statistics,) = [one for one in store.statistics().partitions if one.table == "bad"]
+        (statistics,) = [shard for shard in store.statistics().partitions if shard.table == "bad"]
         assert statistics.enqueued_ops == 5
         store.kv("good").put(b"k", b"", durable=True)  # flushes them: they are one record
-        (statistics,) = [one for one in store.statistics().partitions if one.table == "bad"]
+        (statistics,) = [shard for shard in store.statistics().partitions if shard.table == "bad"]
         assert statistics.enqueued_ops == 2
         assert admitted(lambda number: bad.put(b"%d" % number, b""))[0] == 3
 
@@ -239,7 +239,7 @@ def test_a_table_tolerates_a_lag_of_its_own(clock: FakeClock) -> None:
         error = caught.value
         assert (error.table, error.shard, error.limit, error.maximum) == ("bad", 0, "partition_lag_max", 10)
         assert error.value >= 21
-        (statistics,) = [one for one in store.statistics().partitions if one.table == "bad"]
+        (statistics,) = [shard for shard in store.statistics().partitions if shard.table == "bad"]
         assert statistics.state == "throttled"
         assert store.alter("bad", lag_max=1_000).lag_max == 1_000
         bad.put(b"2", b"")

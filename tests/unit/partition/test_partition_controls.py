@@ -32,7 +32,7 @@ def appliers_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     store.queue("q").put(b"x", durable=True)
     assert len(store.queue("q").read()) == 1
     store.close()
-    return [one.name for one in set(threading.enumerate()) - before if one.name.startswith("penstock-apply")]
+    return [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("penstock-apply")]
 
 
 def test_no_thread_applies_after_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

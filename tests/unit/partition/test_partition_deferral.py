@@ -53,7 +53,7 @@ def until(condition: Any) -> None:
 
 
 def sick_partitions(store: Any) -> list[Any]:
-    return [one for one in store._dispatcher.partitions() if one.descriptor.name == "sick"]
+    return [partition for partition in store._dispatcher.partitions() if partition.descriptor.name == "sick"]
 
 
 def payloads(table: Any) -> list[bytes]:
@@ -69,7 +69,7 @@ def test_a_table_that_hangs_gives_its_memory_back(moved: bool, tmp_path: Path, m
         (partition,) = sick_partitions(store)
         until(lambda: store._dispatcher.retry() and partition.deferred_operations >= 28)
         assert len(partition.backlog) == 1
-        (statistics,) = [one for one in store.statistics().partitions if one.table == "sick"]
+        (statistics,) = [shard for shard in store.statistics().partitions if shard.table == "sick"]
         assert statistics.enqueued_ops == 30
         with pytest.raises(PartitionPaused, match="is frozen"):
             sick.put(b"no", durable=True)
@@ -100,11 +100,11 @@ def test_many_shards_that_hang_do_not_use_up_the_limits_of_all(tmp_path: Path, m
                 written += 1
             except penstock.errors.PenstockError:
                 break
-        until(lambda: all(len(one.backlog) <= 1 for one in sick_partitions(store)))
+        until(lambda: all(len(partition.backlog) <= 1 for partition in sick_partitions(store)))
         for number in range(5):
             well.put(b"%d" % number, b"1", durable=True)
         healed.set()
-        until(lambda: not any(one.late for one in sick_partitions(store)))
+        until(lambda: not any(partition.late for partition in sick_partitions(store)))
         assert len(payloads(sick)) == written > 10
 
 

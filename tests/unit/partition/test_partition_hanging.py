@@ -129,7 +129,7 @@ def test_clients_of_other_tables_go_on(
     with penstock.open(tmp_path, settings=settings(0.2, serve=True)) as store, penstock.connect(tmp_path) as client:
         sick, well, events = client.queue("sick"), client.kv("well"), client.queue("events")
         sick.put(b"x", durable=True)
-        until(lambda: any(one.state == "frozen" for one in client.statistics().partitions))
+        until(lambda: any(partition.state == "frozen" for partition in client.statistics().partitions))
         with pytest.raises(PartitionPaused) as frozen:
             sick.to_arrow()
         assert (frozen.value.table, frozen.value.state) == ("sick", "frozen")
@@ -145,5 +145,5 @@ def test_clients_of_other_tables_go_on(
                 snapshot.queue("sick").to_arrow()
         assert client.wait_for(store.statistics().applied_lsn, tables=["well", "events"], timeout_s=10)
         healed.set()
-        until(lambda: all(one.state == "active" for one in client.statistics().partitions))
+        until(lambda: all(partition.state == "active" for partition in client.statistics().partitions))
         assert sick.to_arrow().num_rows == 1

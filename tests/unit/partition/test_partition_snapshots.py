@@ -357,7 +357,7 @@ def test_a_damaged_file_never_replaces_a_good_copy(
         else:
             with pytest.raises(CorruptionError):
                 store.keep_snapshot("t")
-        assert [store._dispatcher.partition(one).spill.floor for one in numbers_of(store)] == before
+        assert [store._dispatcher.partition(number).spill.floor for number in numbers_of(store)] == before
         assert store.repair("t") == []
         write(store, kind, 21, 22)
         rows = content(store, kind)
