@@ -75,13 +75,13 @@ def _sums(groups: SeriesGroups) -> tuple[F64, F64]:
         wild = ~is_tame(total, absolute, groups.counts[:, block])
         for group in np.flatnonzero(wild.any(axis=1)):
             steps = np.flatnonzero(wild[group]) + block.start
-            some, rest = np.zeros(len(steps)), np.zeros(len(steps))
+            exact, rest = np.zeros(len(steps)), np.zeros(len(steps))
             for row in groups.members(int(group)):
                 groups.budget.check()
                 there = groups.vector.present[row, steps]
-                added = kahan_add(groups.vector.values[row, steps], some, rest)
-                some, rest = np.where(there, added[0], some), np.where(there, added[1], rest)
-            sums[group, steps], rests[group, steps] = some, rest
+                added = kahan_add(groups.vector.values[row, steps], exact, rest)
+                exact, rest = np.where(there, added[0], exact), np.where(there, added[1], rest)
+            sums[group, steps], rests[group, steps] = exact, rest
     return sums, rests
 
 
@@ -107,19 +107,19 @@ def _avg(groups: SeriesGroups) -> F64:
 
 def _variance(groups: SeriesGroups) -> F64:
     """Return variances, from distances to the first series of each group; NaN if a value is not finite."""
-    found = np.zeros(groups.counts.shape)
+    variances = np.zeros(groups.counts.shape)
     for block in groups.blocks():
         values = groups.ordered(block, np.nan)
         there = groups.vector.present[groups.order, block]
-        # The first value there is of each group and step.
-        place = np.where(there, np.arange(len(values))[:, None], len(values) - 1)
-        origin = np.take_along_axis(values, np.minimum.reduceat(place, groups.starts, axis=0), axis=0)
+        # The row of the first value of each group and step.
+        rows = np.where(there, np.arange(len(values))[:, None], len(values) - 1)
+        origin = np.take_along_axis(values, np.minimum.reduceat(rows, groups.starts, axis=0), axis=0)
         off = np.where(there, values.astype(np.longdouble) - origin[groups.of_series[groups.order]], 0.0)
         counts = groups.counts[:, block]
         total = np.add.reduceat(off, groups.starts, axis=0)
         squares = np.add.reduceat(off * off, groups.starts, axis=0)
-        found[:, block] = (squares - total * total / counts) / counts
-    return np.where(found < 0, 0.0, found)
+        variances[:, block] = (squares - total * total / counts) / counts
+    return np.where(variances < 0, 0.0, variances)
 
 
 def _extreme(groups: SeriesGroups, ufunc: np.ufunc) -> F64:

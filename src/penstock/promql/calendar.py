@@ -49,6 +49,6 @@ CALENDAR_FUNCTIONS = tuple(_PARTS)
 
 def date_part(function: str, seconds: F64) -> F64:
     """Return a part of each date; NaN where there is none."""
-    known = np.abs(seconds) < SECONDS_MAX
-    moments = np.trunc(np.where(known, seconds, 0.0)).astype(np.int64).astype("datetime64[s]")
-    return np.where(known, _PARTS[function](moments).astype(np.float64), np.nan)
+    in_range = np.abs(seconds) < SECONDS_MAX
+    moments = np.trunc(np.where(in_range, seconds, 0.0)).astype(np.int64).astype("datetime64[s]")
+    return np.where(in_range, _PARTS[function](moments).astype(np.float64), np.nan)

@@ -1,7 +1,7 @@
 """Walks the tree of a query. Every node gives a scalar or a vector for all steps at once.
 
 Thread: one query, one thread.
-Invariant: what a step gives depends on no other step, so a range is as many instants.
+Invariant: the value at a step depends on no other step, so a range query gives what instant queries at its steps give.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.promql.windows import RangeWindows, counts_up_to, windows_over
 
 LOOKBACK_US = 300_000_000
 SUBQUERY_STEP_US = 60_000_000
-TIME_US_MAX = 1 << 60  # of times that are computed; the sums of two of them still fit
+TIME_US_MAX = 1 << 60  # of times that are computed; the sum of two of them still fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +193,8 @@ class QueryEvaluation:
         if not len(selected.times):
             return VectorValue.empty(grid.steps), np.zeros((0, grid.steps))
         ends = counts_up_to(selected, at)
-        places = np.maximum(ends - 1, 0)
-        times, values = selected.times[places], selected.values[places]
+        indices = np.maximum(ends - 1, 0)
+        times, values = selected.times[indices], selected.values[indices]
         present = (ends > selected.starts[:-1, None]) & (times > at.times() - lookback)
         present &= values.view(np.uint64) != STALE_BITS
         rows = any_of(present, 1)
@@ -239,9 +239,9 @@ class QueryEvaluation:
         windows = self.windows(node, self.query_grid)
         lengths = windows.lengths[:, 0]
         starts = np.concatenate(([0], np.cumsum(lengths)))
-        places = np.repeat(windows.low[:, 0] - starts[:-1], lengths) + np.arange(starts[-1])
+        indices = np.repeat(windows.low[:, 0] - starts[:-1], lengths) + np.arange(starts[-1])
         labels = windows.labels.without_reserved(windows.unnamed)
-        return SelectedSamples(labels, starts, windows.times[places], windows.values[places])
+        return SelectedSamples(labels, starts, windows.times[indices], windows.values[indices])
 
     def _placed(self, at: AtTime, offset_us: int, grid: StepGrid) -> StepGrid:
         """Return the times that a selector reads: one fixed time with `@`."""

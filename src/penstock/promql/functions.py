@@ -82,10 +82,10 @@ def _of_windows(function: Callable[[RangeWindows], Outcome]) -> Function:
     return call
 
 
-def _of_windows_and_numbers(range_place: int, function: Callable[..., Outcome]) -> Function:
+def _of_windows_and_numbers(range_position: int, function: Callable[..., Outcome]) -> Function:
     def call(evaluation: Evaluation, arguments: Arguments, grid: StepGrid) -> QueryValue:
-        windows = evaluation.windows(arguments[range_place], grid)
-        numbers = [evaluation.numbers(node, grid) for at, node in enumerate(arguments) if at != range_place]
+        windows = evaluation.windows(arguments[range_position], grid)
+        numbers = [evaluation.numbers(node, grid) for at, node in enumerate(arguments) if at != range_position]
         return _window_vector(function.__name__, windows, function(windows, *numbers), grid)
 
     return call
@@ -220,17 +220,17 @@ def _label_join(evaluation: Evaluation, arguments: Arguments, grid: StepGrid) ->
 
 
 def _info(evaluation: Evaluation, arguments: Arguments, grid: StepGrid) -> QueryValue:
-    asked = arguments[1] if len(arguments) > 1 else TARGET_INFO
-    if not isinstance(asked, SelectorNode):
+    info_selector = arguments[1] if len(arguments) > 1 else TARGET_INFO
+    if not isinstance(info_selector, SelectorNode):
         raise Invalid('the second argument of info is matchers in braces, such as {version=~".+"}')
     base = evaluation.vector(arguments[0], grid)
     if not len(base):
         return base
-    named = any(matcher.name == METRIC_NAME for matcher in asked.matchers)
-    selected = asked.matchers if named else (*TARGET_INFO.matchers, *asked.matchers)
+    named = any(matcher.name == METRIC_NAME for matcher in info_selector.matchers)
+    selected = info_selector.matchers if named else (*TARGET_INFO.matchers, *info_selector.matchers)
     with evaluation.budget.holding(base.values.size):
         info, times_s = evaluation.instant(SelectorNode(selected), grid)
-    return with_info(base, info, times_s, asked.matchers, evaluation.budget)
+    return with_info(base, info, times_s, info_selector.matchers, evaluation.budget)
 
 
 def _sorting(*, descending: bool) -> Function:
@@ -264,15 +264,15 @@ def _histogram_fraction(evaluation: Evaluation, arguments: Arguments, grid: Step
 def _histogram_quantiles(evaluation: Evaluation, arguments: Arguments, grid: StepGrid) -> QueryValue:
     vector, (label, *_) = evaluation.vector(arguments[0], grid), _texts(arguments[1:2])
     label_functions.check_label_name(label, "histogram_quantiles")
-    found = VectorValue.empty(grid.steps)
+    series = VectorValue.empty(grid.steps)
     for node in arguments[2:]:
         quantiles = evaluation.numbers(node, grid)
         if len(set(quantiles.tolist())) != 1:
             raise Invalid("the quantiles of histogram_quantiles are the same at every step: give numbers")
-        one = histograms.histogram_quantile(vector, quantiles, evaluation.budget)
-        labels = one.labels.replacing(label, [str(float(quantiles[0]))], np.zeros(len(one), np.int64))
-        found = stacked(found, VectorValue(labels, one.values, one.present, one.unnamed))
-    return merged(found, SAME_LABELS)
+        quantile = histograms.histogram_quantile(vector, quantiles, evaluation.budget)
+        labels = quantile.labels.replacing(label, [str(float(quantiles[0]))], np.zeros(len(quantile), np.int64))
+        series = stacked(series, VectorValue(labels, quantile.values, quantile.present, quantile.unnamed))
+    return merged(series, SAME_LABELS)
 
 
 FUNCTIONS: Mapping[str, Function] = MappingProxyType(

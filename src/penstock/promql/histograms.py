@@ -19,7 +19,7 @@ from penstock.promql.tree import RESERVED_LABELS
 from penstock.promql.values import F64, I64, Mask, VectorValue, merged
 
 BUCKET = "le"
-SMALL_DIFFERENCE = 1e-12  # relative: between buckets it comes of rounding, and is ignored
+SMALL_DIFFERENCE = 1e-12  # relative: between buckets it comes from rounding, and is ignored
 _NORMAL_MIN = float(np.finfo(np.float64).tiny)
 Compute = Callable[[F64, F64, I64], F64]  # of bounds, counts (buckets x some steps), and these steps
 
@@ -65,25 +65,25 @@ def _each(vector: VectorValue, compute: Compute, budget: QueryBudget) -> VectorV
         rows = order[borders[number] : borders[number + 1]]
         there = vector.present[rows]
         for pattern, steps in _patterns(there):
-            some = rows[pattern]
+            buckets = rows[pattern]
             present[number, steps] = True
-            counts = vector.values[np.ix_(some, steps)]
-            values[number, steps] = compute(*_coalesced(bounds[some], counts), steps)
+            counts = vector.values[np.ix_(buckets, steps)]
+            values[number, steps] = compute(*_coalesced(bounds[buckets], counts), steps)
     labels = vector.labels.take(first).without((BUCKET, *RESERVED_LABELS))
     result = VectorValue(labels, values, present, np.ones(len(first), np.bool_))
     return merged(result.compact(), SAME_LABELS)
 
 
 def _patterns(there: Mask) -> list[tuple[I64, I64]]:
-    """Return the distinct sets of buckets, as places of buckets and the steps that have just these."""
+    """Return the distinct sets of buckets, as indices of buckets and the steps that have exactly these."""
     if there.all():
         return [(np.arange(len(there)), np.arange(there.shape[1]))]
     patterns, of_step = np.unique(there, axis=1, return_inverse=True)
     of_step = of_step.reshape(-1)
     return [
-        (np.flatnonzero(patterns[:, place]), np.flatnonzero(of_step == place))
-        for place in range(patterns.shape[1])
-        if patterns[:, place].any()
+        (np.flatnonzero(patterns[:, pattern]), np.flatnonzero(of_step == pattern))
+        for pattern in range(patterns.shape[1])
+        if patterns[:, pattern].any()
     ]
 
 
@@ -125,29 +125,29 @@ def _quantile(bounds: F64, counts: F64, quantiles: F64) -> F64:
     start = np.where(bucket > 0, bounds[below], 0.0)
     before = np.where(bucket > 0, counts[below, steps], 0.0)
     inside = start + (bounds[bucket] - start) * ((rank - before) / (counts[bucket, steps] - before))
-    found = np.where((bucket == 0) & (bounds[0] <= 0), bounds[0], inside)
-    found = np.where(bucket == len(bounds) - 1, bounds[-2], found)
-    return np.where(usual, np.where(total == 0, np.nan, found), special)
+    values = np.where((bucket == 0) & (bounds[0] <= 0), bounds[0], inside)
+    values = np.where(bucket == len(bounds) - 1, bounds[-2], values)
+    return np.where(usual, np.where(total == 0, np.nan, values), special)
 
 
 def _fraction(bounds: F64, counts: F64, lower: F64, upper: F64) -> F64:
     total = counts[-1]
     ranks = [_rank(bounds, counts, edge) for edge in (lower, upper)]
-    found = np.where(lower >= upper, 0.0, (ranks[1] - ranks[0]) / total)
+    fractions = np.where(lower >= upper, 0.0, (ranks[1] - ranks[0]) / total)
     unknown = (total == 0) | np.isnan(lower) | np.isnan(upper) | (bounds[-1] != np.inf)
-    return np.where(unknown, np.nan, found)
+    return np.where(unknown, np.nan, fractions)
 
 
 def _rank(bounds: F64, counts: F64, edge: F64) -> F64:
     """Return how many observations are below a value, at each step."""
     total = counts[-1]
-    rank, found, known = np.zeros(len(total)), total.copy(), np.zeros(len(total), np.bool_)
+    rank, below, final = np.zeros(len(total)), total.copy(), np.zeros(len(total), np.bool_)
     low = 0.0 if bounds[0] > 0 else -np.inf
     for high, count in zip(bounds.tolist(), counts, strict=True):
-        at_border = ~known & (low >= edge)
-        within = ~known & ~at_border & (low < edge) & (high > edge)
+        at_border = ~final & (low >= edge)
+        within = ~final & ~at_border & (low < edge) & (high > edge)
         inside = count if np.isneginf(low) else rank + (count - rank) * (edge - low) / (high - low)
-        found = np.where(at_border, rank, np.where(within, inside, found))
-        known |= at_border | within
+        below = np.where(at_border, rank, np.where(within, inside, below))
+        final |= at_border | within
         rank, low = count, high
-    return np.asarray(np.where(found > total, total, found), np.float64)
+    return np.asarray(np.where(below > total, total, below), np.float64)

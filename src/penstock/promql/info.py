@@ -32,7 +32,7 @@ def with_info(
     out if none of its info metrics have them. Series that are info metrics themselves stay as they are.
     """
     names = [matcher for matcher in matchers if matcher.name == METRIC_NAME]
-    wanted = [matcher for matcher in matchers if matcher.name != METRIC_NAME]
+    label_matchers = [matcher for matcher in matchers if matcher.name != METRIC_NAME]
     metrics, codes = base.labels.column(METRIC_NAME)
     own = np.array([bool(names) and all(matches(each, metric) for each in names) for metric in metrics])[codes]
     rows = _identified(base.labels.take(~own), info.labels)
@@ -41,26 +41,28 @@ def with_info(
     source, *chosen = combinations
     budget.check_cells(len(source), base.values.shape[1])
     present = base.present[source] & (number[source] == np.arange(len(source))[:, None])
-    if not all(matches(each, "") for each in wanted):
-        found = np.logical_or.reduce([part >= 0 for part in chosen]) if chosen else np.zeros(len(source), np.bool_)
-        present &= (own[source] | found)[:, None]
-    kept = any_of(present, 1)
-    source, chosen, present = source[kept], [part[kept] for part in chosen], present[kept]
-    labels = _with_labels(base.labels.take(source), info.labels, chosen, own[source], {each.name for each in wanted})
+    if not all(matches(each, "") for each in label_matchers):
+        has_info = np.logical_or.reduce([part >= 0 for part in chosen]) if chosen else np.zeros(len(source), np.bool_)
+        present &= (own[source] | has_info)[:, None]
+    nonempty = any_of(present, 1)
+    source, chosen, present = source[nonempty], [part[nonempty] for part in chosen], present[nonempty]
+    labels = _with_labels(
+        base.labels.take(source), info.labels, chosen, own[source], {each.name for each in label_matchers}
+    )
     return merged(VectorValue(labels, base.values[source], present, base.unnamed[source]), SAME_LABELS)
 
 
 def _identified(base: LabelMatrix, info: LabelMatrix) -> Mask:
     """Return which info series have the instances and jobs of some series, each judged by itself."""
-    kept, named = np.ones(len(info), np.bool_), False
+    matching, named = np.ones(len(info), np.bool_), False
     for name in IDENTIFYING:
         values, codes = base.column(name)
-        held = {values[code] for code in np.unique(codes).tolist() if code}
-        if held:
+        base_values = {values[code] for code in np.unique(codes).tolist() if code}
+        if base_values:
             named = True
             texts, numbers = info.column(name)
-            kept &= np.array([text in held for text in texts])[numbers]
-    return kept if named else np.zeros(len(info), np.bool_)
+            matching &= np.array([text in base_values for text in texts])[numbers]
+    return matching if named else np.zeros(len(info), np.bool_)
 
 
 def _combinations(
@@ -73,42 +75,42 @@ def _combinations(
     both = joined(base.labels, info.labels).keeping(IDENTIFYING)
     numbers, first = both.groups()
     of_base, of_info = numbers[: len(base)], numbers[len(base) :]
-    asked = any_of(base.present, 0)
-    found: list[I64] = [np.arange(len(base))]
-    number: I64 = np.broadcast_to(found[0][:, None], base.values.shape)
+    base_steps = any_of(base.present, 0)
+    combinations: list[I64] = [np.arange(len(base))]
+    number: I64 = np.broadcast_to(combinations[0][:, None], base.values.shape)
     _, metric = info.labels.column(METRIC_NAME)
     for code in np.unique(metric).tolist():
         budget.check_cells(len(base), base.values.shape[1])
         rows = np.flatnonzero(metric == code)
-        newest = _newest(info.present[rows], times_s[rows], of_info[rows], len(first), asked)
+        newest = _newest(info.present[rows], times_s[rows], of_info[rows], len(first), base_steps)
         chosen = np.where(newest >= 0, rows[newest], -1)[of_base]
         chosen[own] = -1
         distinct, inverse = np.unique(number * (len(info) + 1) + chosen + 1, return_inverse=True)
         number = inverse.reshape(base.values.shape)
         before, row = np.divmod(distinct, len(info) + 1)
-        found = [*(part[before] for part in found), row - 1]
-    return found, number
+        combinations = [*(part[before] for part in combinations), row - 1]
+    return combinations, number
 
 
-def _newest(present: Mask, times_s: F64, groups: I64, count: int, asked: Mask) -> I64:
+def _newest(present: Mask, times_s: F64, groups: I64, count: int, base_steps: Mask) -> I64:
     """Return, for each group and step, the row with the newest sample, or -1; `Invalid` if there are two of them."""
     order = np.argsort(groups, kind="stable")
-    held, starts = np.unique(groups[order], return_index=True)
+    distinct, starts = np.unique(groups[order], return_index=True)
     times = np.where(present, times_s, -np.inf)[order]
     latest = np.full((count, present.shape[1]), -np.inf)
-    latest[held] = np.maximum.reduceat(times, starts, axis=0)
+    latest[distinct] = np.maximum.reduceat(times, starts, axis=0)
     last = present[order] & (times == latest[groups[order]])
-    if (np.add.reduceat(last.astype(np.int64), starts, axis=0)[:, asked] > 1).any():
+    if (np.add.reduceat(last.astype(np.int64), starts, axis=0)[:, base_steps] > 1).any():
         raise Invalid("found duplicate series for an info metric: instance and job name more than one at the same time")
     newest = np.full(latest.shape, -1, np.int64)
-    newest[held] = np.maximum.reduceat(np.where(last, order[:, None], -1), starts, axis=0)
+    newest[distinct] = np.maximum.reduceat(np.where(last, order[:, None], -1), starts, axis=0)
     return newest
 
 
-def _with_labels(labels: LabelMatrix, info: LabelMatrix, chosen: list[I64], own: Mask, wanted: set[str]) -> LabelMatrix:
+def _with_labels(labels: LabelMatrix, info: LabelMatrix, chosen: list[I64], own: Mask, names: set[str]) -> LabelMatrix:
     """Return labels with those of the chosen info series; a label that a series has already stays."""
     for name in info.names:
-        if name == METRIC_NAME or (wanted and name not in wanted):
+        if name == METRIC_NAME or (names and name not in names):
             continue
         mine, codes = labels.column(name)
         texts, numbers = info.column(name)

@@ -1,4 +1,4 @@
-"""Functions of labels: label_replace, label_join, the order of series, and what `absent` says.
+"""Functions of labels: label_replace, label_join, the order of series, and the labels that `absent` returns.
 
 Thread: pure functions.
 """
@@ -39,7 +39,7 @@ def matches(matcher: LabelMatcher, text: str) -> bool:
 
 
 def check_label_name(name: str, function: str) -> None:
-    """Refuse what cannot be a label."""
+    """Refuse a name that a label cannot have."""
     if not name or "\0" in name:
         raise Invalid(f"{function} needs the name of a label, not {in_short(name)}")
 
@@ -51,8 +51,8 @@ def label_replace(vector: VectorValue, target: str, replacement: str, source: st
     values, codes = vector.labels.column(source)
     matches = [compiled.fullmatch(value) for value in values]
     old, old_codes = vector.labels.column(target)
-    made = _bounded("" if match is None else _expanded(replacement, match, compiled) for match in matches)
-    names = [*old, *made]
+    new = _bounded("" if match is None else _expanded(replacement, match, compiled) for match in matches)
+    names = [*old, *new]
     hit = np.array([match is not None for match in matches])[codes]
     labels = vector.labels.replacing(target, names, np.where(hit, codes + len(old), old_codes))
     unnamed = vector.unnamed & ~hit if target == METRIC_NAME else vector.unnamed
@@ -73,9 +73,9 @@ def _expanded(template: str, match: Any, compiled: Any) -> str:
 
     size = 0
 
-    def group(found: re.Match[str]) -> str:
+    def group(reference: re.Match[str]) -> str:
         nonlocal size
-        name = found.group(1) or found.group(2)
+        name = reference.group(1) or reference.group(2)
         if name is None:
             return "$"
         number = int(name) if name.isdigit() and len(name) < 4 else compiled.groupindex.get(name, -1)
@@ -94,15 +94,15 @@ def _check_length(characters: int) -> None:
 
 def _bounded(texts: Iterable[str]) -> list[str]:
     """Return texts; `Invalid` if one of them, or all together, are too long."""
-    made: list[str] = []
+    values: list[str] = []
     size = 0
     for text in texts:
         _check_length(len(text))
         size += len(text)
         if size > VALUES_CHARACTERS_MAX:
             raise Invalid(f"a query makes labels of more than {VALUES_CHARACTERS_MAX} characters: select fewer series")
-        made.append(text)
-    return made
+        values.append(text)
+    return values
 
 
 def label_join(vector: VectorValue, target: str, separator: str, sources: Sequence[str]) -> VectorValue:
@@ -111,7 +111,7 @@ def label_join(vector: VectorValue, target: str, separator: str, sources: Sequen
         check_label_name(name, "label_join")
     columns = [vector.labels.column(name) for name in sources]
     rows = LabelMatrix(
-        [str(place) for place in range(len(columns))],
+        [str(index) for index in range(len(columns))],
         [values for values, _ in columns],
         np.stack([codes for _, codes in columns], axis=1) if columns else np.zeros((len(vector), 0), np.int32),
     )
@@ -158,7 +158,7 @@ def _natural(one: str, other: str) -> int:
         if a == b:
             continue
         if a[0] in _DIGITS and b[0] in _DIGITS:
-            x, y = a.lstrip("0"), b.lstrip("0")  # not as ints: Python makes none of more than 4,300 digits
+            x, y = a.lstrip("0"), b.lstrip("0")  # not as ints: Python refuses more than 4,300 digits
             if x != y:
                 return -1 if (len(x), x) < (len(y), y) else 1
         return -1 if a < b else 1

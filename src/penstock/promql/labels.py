@@ -40,22 +40,22 @@ class LabelMatrix:
     @staticmethod
     def of(label_sets: Sequence[Mapping[str, str] | Iterable[tuple[str, str]]]) -> LabelMatrix:
         """Return the matrix of label sets; empty values mean that a label is absent."""
-        found: dict[str, dict[str, int]] = {}
+        codes_by_name: dict[str, dict[str, int]] = {}
         entries: list[tuple[int, str, int]] = []
         for row, labels in enumerate(label_sets):
             for name, value in labels.items() if isinstance(labels, Mapping) else labels:
                 if value:
-                    codes = found.setdefault(name, {"": 0})
+                    codes = codes_by_name.setdefault(name, {"": 0})
                     entries.append((row, name, codes.setdefault(value, len(codes))))
-        names = sorted(found)
+        names = sorted(codes_by_name)
         if len(names) * len(label_sets) > CELLS_MAX:
             raise Invalid(f"{len(label_sets)} series have {len(names)} names of labels: narrow the selectors")
-        places = {name: place for place, name in enumerate(names)}
+        column_of = {name: column for column, name in enumerate(names)}
         matrix = np.zeros((len(label_sets), len(names)), np.int32)
         if entries:
-            rows, columns, numbers = zip(*((r, places[n], c) for r, n, c in entries), strict=True)
+            rows, columns, numbers = zip(*((r, column_of[n], c) for r, n, c in entries), strict=True)
             matrix[list(rows), list(columns)] = numbers
-        return LabelMatrix(names, [list(found[name]) for name in names], matrix)
+        return LabelMatrix(names, [list(codes_by_name[name]) for name in names], matrix)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -68,31 +68,31 @@ class LabelMatrix:
         """Return the distinct values of a label, and each row's code."""
         if name not in self.names:
             return [""], np.zeros(len(self), np.int32)
-        place = self.names.index(name)
-        return self.values[place], self.codes[:, place]
+        column = self.names.index(name)
+        return self.values[column], self.codes[:, column]
 
     def keeping(self, names: Iterable[str]) -> LabelMatrix:
         """Return the matrix with these labels only."""
-        wanted = set(names)
-        return self._columns([place for place, name in enumerate(self.names) if name in wanted])
+        name_set = set(names)
+        return self._columns([column for column, name in enumerate(self.names) if name in name_set])
 
     def without(self, names: Iterable[str]) -> LabelMatrix:
         """Return the matrix without these labels."""
-        unwanted = set(names)
-        return self._columns([place for place, name in enumerate(self.names) if name not in unwanted])
+        name_set = set(names)
+        return self._columns([column for column, name in enumerate(self.names) if name not in name_set])
 
-    def _columns(self, places: list[int]) -> LabelMatrix:
-        if len(places) == len(self.names):
+    def _columns(self, columns: list[int]) -> LabelMatrix:
+        if len(columns) == len(self.names):
             return self
-        return LabelMatrix([self.names[p] for p in places], [self.values[p] for p in places], self.codes[:, places])
+        return LabelMatrix([self.names[p] for p in columns], [self.values[p] for p in columns], self.codes[:, columns])
 
     def without_reserved(self, rows: npt.NDArray[np.bool_]) -> LabelMatrix:
         """Return the matrix with the metric, and what else describes it, removed from some rows."""
-        places = [place for place, name in enumerate(self.names) if name in RESERVED_LABELS]
-        if not places or not rows.any():
+        columns = [column for column, name in enumerate(self.names) if name in RESERVED_LABELS]
+        if not columns or not rows.any():
             return self
         codes = self.codes.copy()
-        codes[np.ix_(np.flatnonzero(rows), np.array(places))] = 0
+        codes[np.ix_(np.flatnonzero(rows), np.array(columns))] = 0
         return LabelMatrix(self.names, self.values, codes)
 
     def replacing(self, name: str, values: Sequence[str], codes: npt.NDArray[np.integer]) -> LabelMatrix:
@@ -100,21 +100,21 @@ class LabelMatrix:
         distinct = {"": 0}
         new = np.array([distinct.setdefault(value, len(distinct)) for value in values], np.int32)
         rest = self.without([name])
-        place = sum(other < name for other in rest.names)
-        names = [*rest.names[:place], name, *rest.names[place:]]
-        columns = [*rest.values[:place], list(distinct), *rest.values[place:]]
+        position = sum(other < name for other in rest.names)
+        names = [*rest.names[:position], name, *rest.names[position:]]
+        columns = [*rest.values[:position], list(distinct), *rest.values[position:]]
         column = new[codes] if len(values) else np.zeros(len(self), np.int32)
-        return LabelMatrix(names, columns, np.insert(rest.codes, place, column, axis=1))
+        return LabelMatrix(names, columns, np.insert(rest.codes, position, column, axis=1))
 
     def groups(self) -> tuple[Rows, Rows]:
         """Return the number of each row's label set, counted from 0, and the first row of each number."""
         key = np.zeros(len(self), np.int64)
         size = 1
-        for place, values in enumerate(self.values):
+        for column, values in enumerate(self.values):
             if size * len(values) >= _KEY_MAX:
                 key = np.unique(key, return_inverse=True)[1].reshape(-1)
                 size = len(self)
-            key = key * len(values) + self.codes[:, place]
+            key = key * len(values) + self.codes[:, column]
             size *= max(1, len(values))
         if not len(self):
             return key, key
@@ -128,9 +128,9 @@ class LabelMatrix:
     def characters(self) -> Rows:
         """Return how many characters the names and values of each row have."""
         total: Rows = np.zeros(len(self), np.int64)
-        for place, (name, values) in enumerate(zip(self.names, self.values, strict=True)):
+        for column, (name, values) in enumerate(zip(self.names, self.values, strict=True)):
             sizes = np.array([0, *(len(name) + len(value) for value in values[1:])], np.int64)
-            total += sizes[self.codes[:, place]]
+            total += sizes[self.codes[:, column]]
         return total
 
     def label_sets(self) -> list[dict[str, str]]:
@@ -146,16 +146,16 @@ def joined(one: LabelMatrix, other: LabelMatrix) -> LabelMatrix:
     """Return the rows of one matrix, then those of another, with common codes."""
     names = sorted({*one.names, *other.names})
     columns, matrix = [], np.zeros((len(one) + len(other), len(names)), np.int32)
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         values, codes = one.column(name)
         more, others = other.column(name)
-        matrix[: len(one), place] = codes
+        matrix[: len(one), position] = codes
         if values is more:
-            matrix[len(one) :, place] = others
+            matrix[len(one) :, position] = others
             columns.append(values)
             continue
         distinct = {value: code for code, value in enumerate(values)}
         mapped = np.array([distinct.setdefault(value, len(distinct)) for value in more], np.int32)
-        matrix[len(one) :, place] = mapped[others]
+        matrix[len(one) :, position] = mapped[others]
         columns.append(list(distinct))
     return LabelMatrix(names, columns, matrix)

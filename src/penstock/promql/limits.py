@@ -18,7 +18,7 @@ STEPS_MAX = 11_001  # of a range, as in Prometheus: 11,000 after the first
 
 
 class QueryTooLarge(Invalid):
-    """A query reads or holds more than its limits allow: a part of its range may not."""
+    """A query reads or holds more than its limits allow; a query of a shorter range may be within them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class QueryBudget:
         self._in_room = 0
         self._until_s = clock.monotonic_s() + limits.timeout_s
         self._samples = 0
-        self._held = 0
+        self._cells = 0  # of results that wait for another one
         self._cancelled = False
 
     def cancel(self) -> None:
@@ -105,17 +105,17 @@ class QueryBudget:
     @contextmanager
     def holding(self, cells: int) -> Iterator[None]:
         """Count the values of a result that is held while another one is computed."""
-        self._held += cells
+        self._cells += cells
         try:
             yield
         finally:
-            self._held -= cells
+            self._cells -= cells
 
     def check_cells(self, series: int, steps: int) -> None:
         """Refuse a result of too many series and steps, together with those that are held."""
         self.check()
-        if self._held + series * steps > self.limits.cells_max:
-            beside = f" beside {self._held}" if self._held else ""
+        if self._cells + series * steps > self.limits.cells_max:
+            beside = f" beside {self._cells}" if self._cells else ""
             raise QueryTooLarge(
                 f"a query holds at most {self.limits.cells_max} values at once, not {series} series x {steps} "
                 f"steps{beside}: select fewer series, or a longer step"

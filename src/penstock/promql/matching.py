@@ -1,4 +1,4 @@
-"""Operators between vectors: which series meet, and what comes of it. Duplicates are judged step by step.
+"""Operators between vectors: which series are paired, and the values of the pairs. Duplicates are judged step by step.
 
 Thread: pure functions.
 """
@@ -40,11 +40,15 @@ def _filled(side: _Side, other: _Side, groups: int, rule: MatchingRule, fill: fl
     """Return a side with a series for each match group that the other side has and it lacks, step by step."""
     if fill is None or not len(other.vector):
         return side
-    held, first = np.unique(other.numbers, return_index=True)
-    there, asked = (counts_by_group(each.vector.present, each.numbers, groups)[held] > 0 for each in (side, other))
+    distinct, first = np.unique(other.numbers, return_index=True)
+    present, other_present = (
+        counts_by_group(each.vector.present, each.numbers, groups)[distinct] > 0 for each in (side, other)
+    )
     labels = _matching_labels(other.vector.labels.take(first), rule)
-    made = VectorValue(labels, np.full(there.shape, fill), asked & ~there, np.zeros(len(held), np.bool_))
-    return _Side(stacked(side.vector, made), np.concatenate((side.numbers, held)))
+    fillers = VectorValue(
+        labels, np.full(present.shape, fill), other_present & ~present, np.zeros(len(distinct), np.bool_)
+    )
+    return _Side(stacked(side.vector, fillers), np.concatenate((side.numbers, distinct)))
 
 
 def counts_by_group(present: Mask, numbers: I64, groups: int) -> I64:
@@ -52,8 +56,8 @@ def counts_by_group(present: Mask, numbers: I64, groups: int) -> I64:
     counts = np.zeros((groups, present.shape[1]), np.int64)
     if len(numbers):
         order = np.argsort(numbers, kind="stable")
-        held, starts = np.unique(numbers[order], return_index=True)
-        counts[held] = np.add.reduceat(present[order].astype(np.int64), starts, axis=0)
+        distinct, starts = np.unique(numbers[order], return_index=True)
+        counts[distinct] = np.add.reduceat(present[order].astype(np.int64), starts, axis=0)
     return counts
 
 
@@ -64,9 +68,9 @@ def set_operation(node: BinaryNode, left: VectorValue, right: VectorValue) -> Ve
         free = right.present & (counts_by_group(left.present, of_left, groups) == 0)[of_right]
         rest = VectorValue(right.labels, right.values, free, right.unnamed)
         return merged(stacked(left, rest.compact()), SAME_LABELS)
-    held = (counts_by_group(right.present, of_right, groups) > 0)[of_left]
-    kept = left.present & (held if node.operator == "and" else ~held)
-    return VectorValue(left.labels, left.values, kept, left.unnamed).compact()
+    has_partner = (counts_by_group(right.present, of_right, groups) > 0)[of_left]
+    present = left.present & (has_partner if node.operator == "and" else ~has_partner)
+    return VectorValue(left.labels, left.values, present, left.unnamed).compact()
 
 
 def vector_operation(node: BinaryNode, left: VectorValue, right: VectorValue, budget: QueryBudget) -> VectorValue:
@@ -92,8 +96,8 @@ def vector_operation(node: BinaryNode, left: VectorValue, right: VectorValue, bu
     budget.check_cells(len(rows), left.values.shape[1])
     present = many.present[rows] & one.present[partners]
     a, b = many.values[rows], one.values[partners]
-    values, kept = _computed(node, *((b, a) if swapped else (a, b)))
-    present &= kept
+    values, holds = _computed(node, *((b, a) if swapped else (a, b)))
+    present &= holds
     if rule.cardinality == "one-to-one" and (counts_by_group(present, of_many[rows], groups) > 1).any():
         raise Invalid(
             f"multiple matches for labels of {node.operator}: many-to-one matching must be explicit "
@@ -139,7 +143,7 @@ def _result_labels(node: BinaryNode, many: LabelMatrix, one: LabelMatrix) -> Lab
 def scalar_operation(node: BinaryNode, vector: VectorValue, scalar: F64, *, scalar_left: bool) -> VectorValue:
     """Return an operator between a vector and a number for each step."""
     other = np.broadcast_to(scalar, vector.values.shape)
-    values, kept = _computed(node, *((other, vector.values) if scalar_left else (vector.values, other)))
+    values, holds = _computed(node, *((other, vector.values) if scalar_left else (vector.values, other)))
     if node.operator in COMPARISONS and not node.return_bool:
-        return VectorValue(vector.labels, vector.values, vector.present & kept, vector.unnamed).compact()
+        return VectorValue(vector.labels, vector.values, vector.present & holds, vector.unnamed).compact()
     return vector.mapped(values)

@@ -59,5 +59,5 @@ def clamped(values: F64, low: F64, high: F64) -> tuple[F64, Mask]:
 def rounded(values: F64, nearest: F64) -> F64:
     """Return the nearest multiples; halves are rounded up."""
     inverse = 1.0 / nearest
-    found: F64 = np.floor(values * inverse + 0.5) / inverse
-    return found
+    multiples: F64 = np.floor(values * inverse + 0.5) / inverse
+    return multiples

@@ -94,11 +94,11 @@ def _time_of(windows: RangeWindows, beats: Callable[[F64, F64], F64]) -> Outcome
     def times(low: I64, high: I64) -> F64:
         walk = WindowWalk(low, high, windows.budget)
         best, at = windows.values[low][walk.order], windows.times[low][walk.order].astype(np.float64)
-        for going, places in walk:
-            values = windows.values[places]
+        for going, indices in walk:
+            values = windows.values[indices]
             better = beats(values, best[:going]) | np.isnan(best[:going])
             best[:going] = np.where(better, values, best[:going])
-            at[:going] = np.where(better, windows.times[places], at[:going])
+            at[:going] = np.where(better, windows.times[indices], at[:going])
         return walk.restored(at) / 1e6
 
     return _filled(windows, times)
@@ -131,11 +131,11 @@ def _variances(windows: RangeWindows, low: I64, high: I64) -> F64:
         walk = WindowWalk(low[wild], high[wild], windows.budget)
         size = len(wild)
         mean, mean_rest, spread_sum, spread_rest = (np.zeros(size) for _ in range(4))
-        for number, (going, places) in enumerate(walk, 1):
+        for number, (going, indices) in enumerate(walk, 1):
             some = slice(0, going)
-            off = values[places] - (mean[some] + mean_rest[some])
+            off = values[indices] - (mean[some] + mean_rest[some])
             mean[some], mean_rest[some] = kahan_add(off / number, mean[some], mean_rest[some])
-            after = values[places] - (mean[some] + mean_rest[some])
+            after = values[indices] - (mean[some] + mean_rest[some])
             spread_sum[some], spread_rest[some] = kahan_add(off * after, spread_sum[some], spread_rest[some])
         variances[wild] = walk.restored(spread_sum + spread_rest) / counts[wild]
     return variances
@@ -143,30 +143,30 @@ def _variances(windows: RangeWindows, low: I64, high: I64) -> F64:
 
 def quantile_over_time(windows: RangeWindows, quantiles: F64) -> Outcome:
     """Return a quantile of each window; `quantiles` has one for each step."""
-    wanted = np.broadcast_to(quantiles, windows.low.shape)[windows.lengths > 0]
+    window_quantiles = np.broadcast_to(quantiles, windows.low.shape)[windows.lengths > 0]
 
-    def found(low: I64, high: I64) -> F64:
+    def compute(low: I64, high: I64) -> F64:
         values = np.empty(len(low))
-        for some, ordered, lengths in sorted_windows(windows.values, low, high, windows.budget):
-            values[some] = quantiles_of(ordered, lengths, wanted[some])
+        for batch, ordered, lengths in sorted_windows(windows.values, low, high, windows.budget):
+            values[batch] = quantiles_of(ordered, lengths, window_quantiles[batch])
         return values
 
-    return _filled(windows, found)
+    return _filled(windows, compute)
 
 
 def mad_over_time(windows: RangeWindows) -> Outcome:
     """Return the median of the distances from the median of each window."""
 
-    def found(low: I64, high: I64) -> F64:
+    def distances(low: I64, high: I64) -> F64:
         values, half = np.empty(len(low)), np.array(0.5)
-        for some, ordered, lengths in sorted_windows(windows.values, low, high, windows.budget):
-            median = quantiles_of(ordered, lengths, np.broadcast_to(half, len(some)))
+        for batch, ordered, lengths in sorted_windows(windows.values, low, high, windows.budget):
+            median = quantiles_of(ordered, lengths, np.broadcast_to(half, len(batch)))
             inside = np.arange(ordered.shape[1]) < lengths[:, None]
             far = np.where(inside, np.abs(ordered - median[:, None]), np.inf)
-            values[some] = quantiles_of(nan_first(far, inside), lengths, np.broadcast_to(half, len(some)))
+            values[batch] = quantiles_of(nan_first(far, inside), lengths, np.broadcast_to(half, len(batch)))
         return values
 
-    return _filled(windows, found)
+    return _filled(windows, distances)
 
 
 def quantiles_of(ordered: F64, lengths: I64, quantiles: F64) -> F64:
@@ -177,6 +177,6 @@ def quantiles_of(ordered: F64, lengths: I64, quantiles: F64) -> F64:
     weight = rank - np.floor(rank)
     rows = np.arange(len(ordered))
     below, above = ordered[rows, lower.astype(np.intp)], ordered[rows, upper.astype(np.intp)]
-    found = below * (1 - weight) + above * weight
-    found = np.where(quantiles < 0, -np.inf, np.where(quantiles > 1, np.inf, found))
-    return np.where(np.isnan(quantiles), np.nan, found)
+    values = below * (1 - weight) + above * weight
+    values = np.where(quantiles < 0, -np.inf, np.where(quantiles > 1, np.inf, values))
+    return np.where(np.isnan(quantiles), np.nan, values)

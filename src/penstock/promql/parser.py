@@ -5,8 +5,8 @@ The library reads nearly all of Prometheus 3. What it gets wrong is handled here
 - its parser recurses, so the depth and the number of tokens are checked first; and so does its reader of texts and
   comments, which ends the process where the stack ends;
 - a time before 1970 after `@` makes it panic, and `or` between matchers is not PromQL: both are refused;
-- a duration as a number of seconds makes it panic if it is too large, which prints: it is refused before;
-- it knows no `anchored`, `smoothed`, arithmetic of durations or `1_000`: its error says so.
+- a duration as a number of seconds makes it panic if it is too large, and a panic prints: it is refused before;
+- it does not know `anchored`, `smoothed`, arithmetic of durations or `1_000`: its error says so.
 
 Thread: pure functions. The library is imported with the first query.
 """
@@ -100,7 +100,7 @@ def _parsed(text: str) -> QueryNode:
     except (ValueError, OverflowError) as error:
         raise Invalid(f"the query {in_short(text)} is not PromQL that Penstock knows: {error}") from None
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # the library's, which is no `Exception`
+        if type(error).__name__ != "PanicException":  # the library's, which is not an `Exception`
             raise
         raise Invalid(f"the query {in_short(text)} has a number that is too large: {error}") from None
 
@@ -118,7 +118,7 @@ def _check_size(text: str) -> None:
     if len(_ESCAPE.findall(text)) > ESCAPES_MAX:
         raise Invalid(f"a query has at most {ESCAPES_MAX} escapes and comments: give it in several")
     plain = _QUOTED.sub('""', text)
-    for number in (found for pattern in _SECONDS for found in pattern.finditer(plain)):
+    for number in (match for pattern in _SECONDS for match in pattern.finditer(plain)):
         if not float(number.group(1)) * 1_000_000 <= DURATION_US_MAX:
             _refuse_duration()
     tokens = nested = 0
@@ -153,65 +153,65 @@ class _TreeBuilder:
         self._library = _library()
         self._depth = 0
 
-    def node(self, given: Any) -> QueryNode:
+    def node(self, library_node: Any) -> QueryNode:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise Invalid(f"a query is nested at most {DEPTH_MAX} deep: {in_short(self._text)} is nested deeper")
         try:
-            converted: QueryNode = getattr(self, f"_of_{type(given).__name__}")(given)
+            converted: QueryNode = getattr(self, f"_of_{type(library_node).__name__}")(library_node)
             return converted
         finally:
             self._depth -= 1
 
-    def _of_NumberLiteral(self, given: Any) -> QueryNode:
-        return NumberNode(given.val)
+    def _of_NumberLiteral(self, literal: Any) -> QueryNode:
+        return NumberNode(literal.val)
 
-    def _of_StringLiteral(self, given: Any) -> QueryNode:
-        return TextNode(given.val)
+    def _of_StringLiteral(self, literal: Any) -> QueryNode:
+        return TextNode(literal.val)
 
-    def _of_ParenExpr(self, given: Any) -> QueryNode:
-        return self.node(given.expr)
+    def _of_ParenExpr(self, parentheses: Any) -> QueryNode:
+        return self.node(parentheses.expr)
 
-    def _of_UnaryExpr(self, given: Any) -> QueryNode:
-        return NegateNode(self.node(given.expr))
+    def _of_UnaryExpr(self, negation: Any) -> QueryNode:
+        return NegateNode(self.node(negation.expr))
 
-    def _of_VectorSelector(self, given: Any) -> SelectorNode:
-        if given.matchers.or_matchers:
+    def _of_VectorSelector(self, selector: Any) -> SelectorNode:
+        if selector.matchers.or_matchers:
             raise Invalid(f"the query {in_short(self._text)} has `or` between matchers: use =~, or the operator or")
         operators = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
-        matchers = [LabelMatcher(METRIC_NAME, "=", given.name)] if given.name is not None else []
-        for matcher in given.matchers.matchers:
+        matchers = [LabelMatcher(METRIC_NAME, "=", selector.name)] if selector.name is not None else []
+        for matcher in selector.matchers.matchers:
             operator = operators[str(matcher.op).rpartition(".")[2]]
             matchers.append(LabelMatcher(matcher.name, operator, matcher.value))
-        return SelectorNode(tuple(matchers), _microseconds(given.offset), self._at(given.at))
+        return SelectorNode(tuple(matchers), _microseconds(selector.offset), self._at(selector.at))
 
-    def _of_MatrixSelector(self, given: Any) -> QueryNode:
-        return RangeNode(self._of_VectorSelector(given.vector_selector), _microseconds(given.range))
+    def _of_MatrixSelector(self, range_selector: Any) -> QueryNode:
+        return RangeNode(self._of_VectorSelector(range_selector.vector_selector), _microseconds(range_selector.range))
 
-    def _of_SubqueryExpr(self, given: Any) -> QueryNode:
-        step = 0 if given.step is None else _microseconds(given.step)
-        at, offset = self._at(given.at), _microseconds(given.offset)
-        return SubqueryNode(self.node(given.expr), _microseconds(given.range), step, offset, at)
+    def _of_SubqueryExpr(self, subquery: Any) -> QueryNode:
+        step = 0 if subquery.step is None else _microseconds(subquery.step)
+        at, offset = self._at(subquery.at), _microseconds(subquery.offset)
+        return SubqueryNode(self.node(subquery.expr), _microseconds(subquery.range), step, offset, at)
 
-    def _of_Call(self, given: Any) -> QueryNode:
-        name = given.func.name
+    def _of_Call(self, call: Any) -> QueryNode:
+        name = call.func.name
         if name in _NATIVE:
             raise Invalid(f"{name} reads native histograms, which Penstock does not store: use classic buckets")
-        arguments = tuple(map(self.node, given.args))
-        kind = str(given.func.return_type).rpartition(".")[2].lower()
+        arguments = tuple(map(self.node, call.args))
+        kind = str(call.func.return_type).rpartition(".")[2].lower()
         assert kind in get_args(ValueKind), kind
         return CallNode(name, arguments, kind)  # type: ignore[arg-type]
 
-    def _of_AggregateExpr(self, given: Any) -> QueryNode:
-        parameter = None if given.param is None else self.node(given.param)
-        modifier = given.modifier
+    def _of_AggregateExpr(self, aggregation: Any) -> QueryNode:
+        parameter = None if aggregation.param is None else self.node(aggregation.param)
+        modifier = aggregation.modifier
         labels = () if modifier is None else tuple(modifier.labels)
         without = modifier is not None and modifier.type == self._library.AggModifierType.Without
-        return AggregateNode(str(given.op), self.node(given.expr), parameter, labels, without)
+        return AggregateNode(str(aggregation.op), self.node(aggregation.expr), parameter, labels, without)
 
-    def _of_BinaryExpr(self, given: Any) -> QueryNode:
-        operator = str(given.op)
-        left, right, modifier = self.node(given.lhs), self.node(given.rhs), given.modifier
+    def _of_BinaryExpr(self, operation: Any) -> QueryNode:
+        operator = str(operation.op)
+        left, right, modifier = self.node(operation.lhs), self.node(operation.rhs), operation.modifier
         if modifier is None:
             return BinaryNode(operator, left, right, MatchingRule())
         fill = modifier.fill_values
@@ -234,13 +234,13 @@ class _TreeBuilder:
         )
         return BinaryNode(operator, left, right, rule, bool(modifier.return_bool))
 
-    def _at(self, given: Any) -> AtTime:
-        if given is None:
+    def _at(self, modifier: Any) -> AtTime:
+        if modifier is None:
             return None
         kinds = self._library.AtModifierType
-        if given.type == kinds.Start:
+        if modifier.type == kinds.Start:
             return "start"
-        return "end" if given.type == kinds.End else (given.at - _EPOCH) // timedelta(microseconds=1)
+        return "end" if modifier.type == kinds.End else (modifier.at - _EPOCH) // timedelta(microseconds=1)
 
 
 def _microseconds(duration: timedelta | None) -> int:

@@ -30,24 +30,24 @@ def choose(node: AggregateNode, groups: SeriesGroups, parameter: F64) -> VectorV
     if node.operator == "limit_ratio":
         if np.isnan(parameter).any():
             raise Invalid("the ratio of limit_ratio is NaN: give a number from -1 to 1")
-        return _kept(vector, _by_ratio(vector, np.clip(parameter, -1.0, 1.0)))
+        return _masked(vector, _by_ratio(vector, np.clip(parameter, -1.0, 1.0)))
     if not (np.abs(parameter) < _WHOLE_MAX).all():
         raise Invalid(f"the number of series of {node.operator} is NaN or too large: give a whole number")
-    wanted = np.trunc(parameter).astype(np.int64)
+    counts = np.trunc(parameter).astype(np.int64)
     ranks = _ranks(node.operator, groups)
-    chosen = _kept(vector, vector.present & (ranks < wanted))
+    chosen = _masked(vector, vector.present & (ranks < counts))
     if vector.values.shape[1] == 1 and node.operator != "limitk":  # best first
-        rows = vector.present[:, 0] & (ranks[:, 0] < wanted[0])
+        rows = vector.present[:, 0] & (ranks[:, 0] < counts[0])
         return chosen.take(np.lexsort((ranks[rows, 0], groups.of_series[rows])))
     return chosen
 
 
-def _kept(vector: VectorValue, kept: Mask) -> VectorValue:
-    return VectorValue(vector.labels, vector.values, kept, vector.unnamed).compact()
+def _masked(vector: VectorValue, present: Mask) -> VectorValue:
+    return VectorValue(vector.labels, vector.values, present, vector.unnamed).compact()
 
 
 def _ranks(operator: str, groups: SeriesGroups) -> I64:
-    """Return each value's place among those of its group and step, from 0."""
+    """Return each value's rank among those of its group and step, from 0."""
     vector = groups.vector
     if operator == "limitk":
         key = np.zeros(vector.values.shape)
@@ -56,24 +56,24 @@ def _ranks(operator: str, groups: SeriesGroups) -> I64:
     key = np.where(np.isnan(key), np.inf, key)  # NaNs are chosen last
     ranks = np.empty(vector.values.shape, np.int64)
     for block in groups.blocks():
-        some = key[:, block]
+        keys = key[:, block]
         nans = np.isnan(vector.values[:, block])
         absent = ~vector.present[:, block]
-        of_series = np.broadcast_to(groups.of_series[:, None], some.shape)
-        order = np.lexsort((some, nans, absent, of_series), axis=0)  # stable: of equals the first series
-        place = np.empty(some.shape, np.int64)
-        np.put_along_axis(place, order, np.broadcast_to(np.arange(len(some))[:, None], some.shape), axis=0)
-        ranks[:, block] = place - groups.starts[groups.of_series][:, None]
+        of_series = np.broadcast_to(groups.of_series[:, None], keys.shape)
+        order = np.lexsort((keys, nans, absent, of_series), axis=0)  # stable: of equals the first series
+        positions = np.empty(keys.shape, np.int64)
+        np.put_along_axis(positions, order, np.broadcast_to(np.arange(len(keys))[:, None], keys.shape), axis=0)
+        ranks[:, block] = positions - groups.starts[groups.of_series][:, None]
     return ranks
 
 
 def _by_ratio(vector: VectorValue, ratio: F64) -> Mask:
     """Choose series by a hash of their labels, as Prometheus does."""
     hashes = np.array([label_hash(labels) for labels in vector.labels.label_sets()], np.float64) / float(1 << 64)
-    place = hashes[:, None]
-    chosen: Mask = np.where(ratio >= 0, place < ratio, place >= 1.0 + ratio)
-    kept: Mask = vector.present & chosen & (ratio != 0)
-    return kept
+    fractions = hashes[:, None]
+    chosen: Mask = np.where(ratio >= 0, fractions < ratio, fractions >= 1.0 + ratio)
+    present: Mask = vector.present & chosen & (ratio != 0)
+    return present
 
 
 def label_hash(labels: Mapping[str, str]) -> int:
@@ -95,12 +95,12 @@ def quantile(groups: SeriesGroups, quantiles: F64) -> VectorValue:
     flat = counts.reshape(-1)
     high = np.cumsum(flat)
     low = high - flat
-    held = np.flatnonzero(flat)
-    wanted = np.repeat(quantiles, counts.shape[1])[held]
-    found = np.zeros(len(flat))
-    for some, ordered, lengths in sorted_windows(values, low[held], high[held], groups.budget):
-        found[held[some]] = quantiles_of(ordered, lengths, wanted[some])
-    return groups.result(found.reshape(counts.shape).T)
+    nonempty = np.flatnonzero(flat)
+    cell_quantiles = np.repeat(quantiles, counts.shape[1])[nonempty]
+    results = np.zeros(len(flat))
+    for batch, ordered, lengths in sorted_windows(values, low[nonempty], high[nonempty], groups.budget):
+        results[nonempty[batch]] = quantiles_of(ordered, lengths, cell_quantiles[batch])
+    return groups.result(results.reshape(counts.shape).T)
 
 
 def count_values(node: AggregateNode, vector: VectorValue, label: str, budget: QueryBudget) -> VectorValue:
@@ -108,7 +108,7 @@ def count_values(node: AggregateNode, vector: VectorValue, label: str, budget: Q
     check_label_name(label, "count_values")
     rows, steps = np.nonzero(vector.present)
     distinct, codes = np.unique(vector.values[rows, steps], return_inverse=True)
-    names = [_shown(value) for value in distinct.tolist()]
+    names = [_value_text(value) for value in distinct.tolist()]
     labels = vector.labels.take(rows).replacing(label, names, codes.reshape(-1))
     names_by = node.labels if node.without else (*node.labels, label)
     labels = grouping_labels(labels, names_by, without=node.without)
@@ -116,11 +116,11 @@ def count_values(node: AggregateNode, vector: VectorValue, label: str, budget: Q
     budget.check_cells(len(first), vector.values.shape[1])
     counts = np.zeros((len(first), vector.values.shape[1]))
     np.add.at(counts, (numbers, steps), 1.0)
-    found = VectorValue(labels.take(first), counts, counts > 0, np.zeros(len(first), np.bool_))
-    return merged(found, SAME_LABELS)
+    value_counts = VectorValue(labels.take(first), counts, counts > 0, np.zeros(len(first), np.bool_))
+    return merged(value_counts, SAME_LABELS)
 
 
-def _shown(value: float) -> str:
+def _value_text(value: float) -> str:
     """Return a number as a label's value: shortest digits, without exponent."""
     if np.isnan(value):
         return "NaN"

@@ -13,7 +13,7 @@ from penstock.promql.values import F64, I64, Mask
 from penstock.promql.windows import RangeWindows
 
 Outcome: TypeAlias = tuple[F64, Mask]  # a value for each series and step, and where there is one
-NEAR_GAPS = 1.1  # a border as near as this many average gaps is where the series goes on
+NEAR_GAPS = 1.1  # a series is taken to go on to a border that is nearer than this many average gaps
 
 
 def _falls(windows: RangeWindows) -> Mask:
@@ -21,9 +21,9 @@ def _falls(windows: RangeWindows) -> Mask:
     return np.append(False, windows.values[1:] < windows.values[:-1])
 
 
-def _count_within(places: Mask, windows: RangeWindows) -> I64:
+def _count_within(mask: Mask, windows: RangeWindows) -> I64:
     """Return how many of some samples lie after each window's first sample; of an empty window it has no meaning."""
-    up_to = np.cumsum(places, dtype=np.int64)
+    up_to = np.cumsum(mask, dtype=np.int64)
     return up_to[np.maximum(windows.high - 1, 0)] - up_to[np.minimum(windows.low, len(up_to) - 1)]
 
 
@@ -46,8 +46,8 @@ def extrapolated(windows: RangeWindows, *, counter: bool, per_second: bool) -> O
     """Return the rise in each window, extended to its borders as far as the samples make that likely."""
     values = np.empty(windows.low.shape)
     falls = np.flatnonzero(_falls(windows)) if counter else np.zeros(0, np.int64)
-    for rows, some in windows.row_blocks():
-        values[rows] = _extrapolated(some, falls, counter=counter, per_second=per_second)
+    for rows, block in windows.row_blocks():
+        values[rows] = _extrapolated(block, falls, counter=counter, per_second=per_second)
     return values, windows.lengths > 1
 
 

@@ -55,7 +55,7 @@ class QueryResult:
 
 
 def of_vector(vector: VectorValue, grid: StepGrid, kind: ResultKind) -> QueryResult:
-    """Return the result of a query: names are dropped now, and series that differ by nothing else are one."""
+    """Return the result of a query: names are dropped now, and series that differ by nothing else become one."""
     labels = vector.labels.without_reserved(vector.unnamed)
     named = np.zeros(len(vector), np.bool_)  # what was to be dropped is dropped
     vector = merged(VectorValue(labels, vector.values, vector.present, named), SAME_LABELS)

@@ -30,11 +30,11 @@ class SelectedSamples:
 
     def without_stale(self) -> SelectedSamples:
         """Return the samples that are not staleness markers."""
-        kept = self.values.view(np.uint64) != STALE_BITS
-        if kept.all():
+        fresh = self.values.view(np.uint64) != STALE_BITS
+        if fresh.all():
             return self
-        before = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
-        return SelectedSamples(self.labels, before[self.starts], self.times[kept], self.values[kept])
+        before = np.concatenate(([0], np.cumsum(fresh, dtype=np.int64)))
+        return SelectedSamples(self.labels, before[self.starts], self.times[fresh], self.values[fresh])
 
 
 class SampleSource(Protocol):

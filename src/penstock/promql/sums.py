@@ -1,7 +1,7 @@
 """Sums as Prometheus makes them: by Kahan's method with Neumaier's improvement, sample after sample.
 
-Most sums need no compensation: summed in a wider float, they are as near to the exact sum. `is_tame` says of which that
-is certain; only the others are walked sample by sample.
+Most sums need no compensation: summed in a wider float, they are as near to the exact sum. `is_tame` says for which
+sums that is certain; only the others are walked sample by sample.
 
 Thread: pure functions.
 """
@@ -40,17 +40,17 @@ def is_tame(total: npt.NDArray[np.longdouble], absolute: npt.NDArray[np.longdoub
 def window_sums(values: F64, low: I64, high: I64, budget: QueryBudget) -> tuple[F64, F64]:
     """Return the two parts of each window's sum. Requires: no window is empty, and `low` ascends."""
     sums, rests, tame = np.zeros(len(low)), np.zeros(len(low)), np.zeros(len(low), np.bool_)
-    for some, span in window_blocks(low, high, budget):
+    for block, span in window_blocks(low, high, budget):
         wide = values[span].astype(np.longdouble)
-        begin, end = low[some] - span.start, high[some] - span.start
+        begin, end = low[block] - span.start, high[block] - span.start
         total, absolute = reduced(np.add, wide, begin, end), reduced(np.add, np.abs(wide), begin, end)
-        sums[some], tame[some] = total, is_tame(total, absolute, end - begin)
+        sums[block], tame[block] = total, is_tame(total, absolute, end - begin)
     wild = np.flatnonzero(~tame)
     if len(wild):
         walk = WindowWalk(low[wild], high[wild], budget)
         exact, rest = np.zeros(len(wild)), np.zeros(len(wild))
-        for going, places in walk:
-            exact[:going], rest[:going] = kahan_add(values[places], exact[:going], rest[:going])
+        for going, indices in walk:
+            exact[:going], rest[:going] = kahan_add(values[indices], exact[:going], rest[:going])
         sums[wild], rests[wild] = walk.restored(exact), walk.restored(rest)
     return sums, rests
 
@@ -64,8 +64,8 @@ def window_means(values: F64, low: I64, high: I64, budget: QueryBudget) -> F64:
     if len(wild):
         walk = WindowWalk(low[wild], high[wild], budget)
         mean = RunningMean(len(wild))
-        for going, places in walk:
-            mean.add(values[places], slice(0, going))
+        for going, indices in walk:
+            mean.add(values[indices], slice(0, going))
         means[wild] = walk.restored(mean.result())
     return means
 

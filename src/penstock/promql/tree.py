@@ -90,7 +90,7 @@ class AggregateNode:
 
 @dataclass(frozen=True, slots=True)
 class MatchingRule:
-    """How the series of two vectors find each other."""
+    """How the series of two vectors are matched."""
 
     cardinality: MatchCardinality = "one-to-one"
     on: bool = False
@@ -173,7 +173,7 @@ def selectors_of(node: QueryNode) -> Iterator[SelectorNode]:
 
 
 def reach_us(node: QueryNode, lookback_us: int) -> int:
-    """Return how far back from a step, or ahead, the samples may be that its value needs; of `@` nothing counts."""
+    """Return how far before or after a step the samples may lie that its value needs; what `@` fixes counts as 0."""
     match node:
         case SelectorNode():
             return abs(node.offset_us) + lookback_us if node.at is None else 0

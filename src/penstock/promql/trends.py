@@ -40,9 +40,9 @@ def _lines(windows: RangeWindows, origin_us: I64, present: Mask) -> tuple[F64, F
     first = windows.values[windows.low[present]][walk.order]
     level_line = np.ones(size, np.bool_)
     sums = [(np.zeros(size), np.zeros(size)) for _ in range(4)]
-    for going, places in walk:
-        y = windows.values[places]
-        x = (windows.times[places] - origin[:going]) / 1e6
+    for going, indices in walk:
+        y = windows.values[indices]
+        x = (windows.times[indices] - origin[:going]) / 1e6
         level_line[:going] &= y == first[:going]
         for (total, rest), addend in zip(sums, (x, y, x * y, x * x), strict=True):
             total[:going], rest[:going] = kahan_add(addend, total[:going], rest[:going])
@@ -68,13 +68,13 @@ def double_exponential_smoothing(windows: RangeWindows, smoothing: F64, trend: F
     level = windows.values[start]
     slope = windows.values[np.minimum(start + 1, len(windows.values) - 1)] - level
     before = np.zeros(len(walk))
-    for number, (going, places) in enumerate(walk):
+    for number, (going, indices) in enumerate(walk):
         if not number:
             continue
         some = slice(0, going)
         if number > 1:
             slope[some] = turn[some] * (level[some] - before[some]) + (1 - turn[some]) * slope[some]
-        following = smooth[some] * windows.values[places] + (1 - smooth[some]) * (level[some] + slope[some])
+        following = smooth[some] * windows.values[indices] + (1 - smooth[some]) * (level[some] + slope[some])
         before[some], level[some] = level[some].copy(), following
     values = np.zeros(present.shape)
     values[present] = walk.restored(level)

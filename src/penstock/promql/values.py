@@ -22,8 +22,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 def any_of(mask: Mask, axis: int) -> Mask:
     """Return where something is true along an axis."""
-    found: Mask = np.logical_or.reduce(mask, axis=axis)
-    return found
+    result: Mask = np.logical_or.reduce(mask, axis=axis)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def stacked(one: VectorValue, other: VectorValue) -> VectorValue:
 def merged(vector: VectorValue, problem: str) -> VectorValue:
     """Return the vector with one row for each label set; `Invalid` if two rows of one have a value at the same step.
 
-    A series whose metric will be dropped is another than one that keeps it.
+    A series whose metric will be dropped differs from one that keeps it.
     """
     numbers, first = vector.labels.groups()
     if len(first) == len(vector):

@@ -49,10 +49,10 @@ def _counts(starts: I64, times: I64, grid: StepGrid) -> I64:
     series, steps = len(starts) - 1, grid.steps
     if len(times) >= LONG_SAMPLES * series:  # fewer steps than samples: search the steps among the samples
         moments = grid.times()
-        found = np.empty((series, steps), np.int64)
+        positions = np.empty((series, steps), np.int64)
         for row, (start, end) in enumerate(pairwise(starts.tolist())):
-            found[row] = np.searchsorted(times[start:end], moments, "right")
-        return found
+            positions[row] = np.searchsorted(times[start:end], moments, "right")
+        return positions
     of_sample = np.repeat(np.arange(series, dtype=np.int64), np.diff(starts))
     # The first step at or after the sample: the division is rounded up.
     step = np.clip(-(-(times - grid.start_us) // grid.step_us), 0, steps)
@@ -92,18 +92,18 @@ class RangeWindows:
         rows = max(1, ROW_CELLS // max(1, self.steps))
         for start in range(0, len(self.low), rows):
             self.budget.check()
-            some = slice(start, start + rows)
-            yield some, replace(self, low=self.low[some], high=self.high[some])
+            block = slice(start, start + rows)
+            yield block, replace(self, low=self.low[block], high=self.high[block])
 
     def first(self) -> tuple[I64, F64]:
         """Return time and value of the first sample of each window. Where it is empty they have no meaning."""
-        places = np.minimum(self.low, len(self.times) - 1)
-        return self.times[places], self.values[places]
+        indices = np.minimum(self.low, len(self.times) - 1)
+        return self.times[indices], self.values[indices]
 
     def last(self, back: int = 0) -> tuple[I64, F64]:
         """Return time and value of the last sample of each window, or of one before it."""
-        places = np.clip(self.high - 1 - back, 0, len(self.times) - 1)
-        return self.times[places], self.values[places]
+        indices = np.clip(self.high - 1 - back, 0, len(self.times) - 1)
+        return self.times[indices], self.values[indices]
 
 
 def windows_over(
@@ -115,7 +115,7 @@ def windows_over(
     range_us: int,
     budget: QueryBudget,
 ) -> RangeWindows:
-    """Return the windows that end at the times of a grid; series without any sample in one are left out."""
+    """Return the windows that end at the times of a grid; series without a sample in any of them are left out."""
     budget.check_cells(len(selected.labels), len(evaluated_us))
     ahead, uneven = divmod(range_us, grid.step_us)
     if not uneven and ahead <= grid.steps:  # a window begins where another ends, some steps before
@@ -153,16 +153,16 @@ class WindowWalk:
     def __iter__(self) -> Iterator[tuple[int, I64]]:
         """Yield how many windows still go on, and the index of the next sample of each."""
         longest = -int(self._falling[0]) if len(self) else 0
-        for place in range(longest):
+        for position in range(longest):
             self._budget.check()
-            going = int(np.searchsorted(self._falling, -place))  # longer than `place`
-            yield going, self._low[:going] + place
+            going = int(np.searchsorted(self._falling, -position))  # longer than `position`
+            yield going, self._low[:going] + position
 
     def restored(self, results: F64) -> F64:
         """Return results of the windows in the order in which the windows were given."""
-        found = np.empty_like(results)
-        found[self.order] = results
-        return found
+        by_window = np.empty_like(results)
+        by_window[self.order] = results
+        return by_window
 
 
 def reduced(ufunc: np.ufunc, column: npt.NDArray[Any], low: I64, high: I64) -> npt.NDArray[Any]:
@@ -171,9 +171,9 @@ def reduced(ufunc: np.ufunc, column: npt.NDArray[Any], low: I64, high: I64) -> n
         return np.empty(0, column.dtype)
     borders = np.empty(2 * len(low), np.int64)
     borders[0::2], borders[1::2] = low, high
-    # A border may be the end of the column, which reduceat does not know.
-    found: npt.NDArray[Any] = ufunc.reduceat(np.append(column, column[-1:]), borders)[0::2]
-    return found
+    # A border may be the end of the column, which reduceat does not accept.
+    reductions: npt.NDArray[Any] = ufunc.reduceat(np.append(column, column[-1:]), borders)[0::2]
+    return reductions
 
 
 def window_blocks(low: I64, high: I64, budget: QueryBudget) -> Iterator[tuple[slice, slice]]:
@@ -202,15 +202,15 @@ def sorted_windows(values: F64, low: I64, high: I64, budget: QueryBudget) -> Ite
         # As many windows as fit, judged by the longest of them.
         longest = int(lengths[order[at]])
         count = max(1, SORTED_SAMPLES // longest)
-        some = order[at : at + count]
-        while len(some) > 1 and len(some) * int(lengths[some[-1]]) > 2 * SORTED_SAMPLES:
-            some = some[: len(some) // 2]
-        width = int(lengths[some[-1]])
-        places = low[some, None] + np.arange(width)
-        inside = places < high[some, None]
-        gathered = np.where(inside, values[np.minimum(places, len(values) - 1)], np.inf)
-        yield some, nan_first(gathered, inside), lengths[some]
-        at += len(some)
+        batch = order[at : at + count]
+        while len(batch) > 1 and len(batch) * int(lengths[batch[-1]]) > 2 * SORTED_SAMPLES:
+            batch = batch[: len(batch) // 2]
+        width = int(lengths[batch[-1]])
+        indices = low[batch, None] + np.arange(width)
+        inside = indices < high[batch, None]
+        gathered = np.where(inside, values[np.minimum(indices, len(values) - 1)], np.inf)
+        yield batch, nan_first(gathered, inside), lengths[batch]
+        at += len(batch)
 
 
 def nan_first(matrix: F64, inside: Mask) -> F64:
