@@ -83,11 +83,11 @@ class HttpSettings:
 
 
 def http_application(store: Any, settings: HttpSettings, clock: Clock | None = None) -> Starlette:
-    """Return the application over a store, best one of `penstock.connect`."""
+    """Return the application over a store, at best one from `penstock.connect`."""
     door = _Door(store, settings, clock or SystemClock())
-    made = Starlette(routes=door.routes())
-    made.state.stop = door.stop
-    return made
+    application = Starlette(routes=door.routes())
+    application.state.stop = door.stop
+    return application
 
 
 class _Door:
@@ -123,24 +123,24 @@ class _Door:
             self._console.sampler.stopping = True
 
     def routes(self) -> list[Route]:
-        made = [Route(f"/-/{name}", self._alive) for name in ("healthy", "ready")]
-        made.append(Route("/", self._index))
-        made.append(Route("/metrics", self._metrics))
+        routes = [Route(f"/-/{name}", self._alive) for name in ("healthy", "ready")]
+        routes.append(Route("/", self._index))
+        routes.append(Route("/metrics", self._metrics))
         for prefix in PREFIXES:
             base = f"{prefix}/api/v1"
             for name in ANSWERS:
-                made.append(Route(f"{base}/{name}", self._read(partial(self._answer, name)), methods=["GET", "POST"]))
-            made.append(Route(f"{base}/label/{{name}}/values", self._read(self._label_values), methods=["GET"]))
+                routes.append(Route(f"{base}/{name}", self._read(partial(self._answer, name)), methods=["GET", "POST"]))
+            routes.append(Route(f"{base}/label/{{name}}/values", self._read(self._label_values), methods=["GET"]))
             for path, decode in (
                 (f"{base}/write", self._remote_write),
                 (f"{prefix}/v1/metrics", self._otlp_metrics),
                 (f"{prefix}/write", self._lines),
                 (f"{prefix}/api/v2/write", self._lines),
             ):
-                made.append(Route(path, self._written(decode), methods=["POST"]))
-        made += [] if self._console is None else self._console.routes()
-        made.append(Route("/v1/logs", self._written(self._otlp_logs), methods=["POST"]))
-        return made
+                routes.append(Route(path, self._written(decode), methods=["POST"]))
+        routes += [] if self._console is None else self._console.routes()
+        routes.append(Route("/v1/logs", self._written(self._otlp_logs), methods=["POST"]))
+        return routes
 
     async def _alive(self, request: Request) -> Response:
         return Response("Penstock is healthy.\n", media_type="text/plain")
@@ -315,9 +315,9 @@ class _Door:
 
     def _otlp_metrics(self, request: Request, body: bytes) -> Response:
         _check_otlp(request)
-        received = decode_metrics(_plain_body(request, body), self._clock.time_us())
-        answer = Response(metrics_answer(received.left_out), 200, None, "application/x-protobuf")
-        return self._store_samples(request, received, answer)
+        samples = decode_metrics(_plain_body(request, body), self._clock.time_us())
+        answer = Response(metrics_answer(samples.left_out), 200, None, "application/x-protobuf")
+        return self._store_samples(request, samples, answer)
 
     def _otlp_logs(self, request: Request, body: bytes) -> Response:
         _check_otlp(request)
@@ -334,39 +334,39 @@ class _Door:
             if self._clock.monotonic_s() > until_s:
                 raise WaitExpired(f"the lines take longer than {DECODE_S:g} s to decode: send fewer at once")
 
-        received = decode_lines(_plain_body(request, body), self._clock.time_us(), precision, check)
-        return self._store_samples(request, received)
+        samples = decode_lines(_plain_body(request, body), self._clock.time_us(), precision, check)
+        return self._store_samples(request, samples)
 
-    def _store_samples(self, request: Request, received: ReceivedSamples, answer: Response | None = None) -> Response:
+    def _store_samples(self, request: Request, samples: ReceivedSamples, answer: Response | None = None) -> Response:
         """Write samples and metadata in one commit, and wait until it is durable."""
         table = self._table(request)
         self._store.series(table, create=False)
-        described, table_id = received.metadata, 0
+        described, table_id = samples.metadata, 0
         if described:
             info = self._store.port.table(table)
             table_id = 0 if info is None else info.table_id
             described = [each for each in described if self._described.get((table_id, each.metric)) != each]
-        if len(received) or described:
+        if len(samples) or described:
             with self._store.batch() as batch:
                 series = batch.series(table)
-                if len(received):
-                    series.write_block(received.to_block())
+                if len(samples):
+                    series.write_block(samples.to_block())
                 for each in described:
                     series.set_metadata(each.metric, type=each.type, unit=each.unit, help=each.help)
             if len(self._described) > DESCRIBED_MAX:
                 self._described.clear()
             self._described.update({(table_id, each.metric): each for each in described})  # after the commit
-        made = answer or Response(status_code=204)
-        for kind, count in (("Samples", len(received)), ("Histograms", 0), ("Exemplars", 0)):
-            made.headers[f"X-Prometheus-Remote-Write-{kind}-Written"] = str(count)
-        return made
+        response = answer or Response(status_code=204)
+        for kind, count in (("Samples", len(samples)), ("Histograms", 0), ("Exemplars", 0)):
+            response.headers[f"X-Prometheus-Remote-Write-{kind}-Written"] = str(count)
+        return response
 
 
 def _parameters(text: bytes) -> dict[str, list[str]]:
     try:
         # UTF-8 may stand there as it is, too: `curl -d` sends what it is given.
-        given = text.decode(errors="replace")
-        return urllib.parse.parse_qs(given, keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+        form = text.decode(errors="replace")
+        return urllib.parse.parse_qs(form, keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
     except ValueError:
         raise Refused(400, "bad_data", f"a request has at most {PARAMETERS_MAX} parameters: send fewer") from None
 

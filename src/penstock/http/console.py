@@ -6,13 +6,13 @@
     GET   /console/api/NAME        what a screen reads
     POST  /console/api/do/NAME     what a button does; only of a server that was started to write
 
-The page is fixed text: it has no data, so it is given to everybody who may speak to the server. All data come from the
+The page is fixed text: it has no data, so every client that reaches the server may have it. All data come from the
 API as JSON, of tables that the client's token names, and the page puts them into the document as text. The policy in
 every answer forbids scripts, styles and connections of any other origin, and scripts inside the page.
 
 Thread: the event loop; reading and writing in threads of the pool.
 Invariants: (1) nothing is changed by a GET, nor by a request without the header that only our own page sends: another
-site's page cannot send it without being asked first, which is refused. (2) an action needs `--write` and the token's
+site's page can send it only after a preflight request, which is refused. (2) an action needs `--write` and the token's
 right to the table.
 """
 
@@ -47,7 +47,7 @@ HEADER = "x-penstock-console"  # sent by our page with every request but that fo
 ACTION_BYTES_MAX = 1 << 20
 ACTION_S = 120.0
 KEY_SHOWN = 256  # bytes of a chunk's first and last key
-WAKE_S = 0.5  # between two looks whether a page is still there
+WAKE_S = 0.5  # between two checks that a page is still connected
 FILES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -84,13 +84,13 @@ class ConsoleSettings:
 
 def page_files() -> dict[str, tuple[bytes, str]]:
     """Return the files of the page, which are part of the package: name to content, compressed by gzip, and type."""
-    found: dict[str, tuple[bytes, str]] = {}
-    for one in (files("penstock.http") / "console_files").iterdir():
-        name, data = one.name.removesuffix(".gz"), one.read_bytes()
+    contents: dict[str, tuple[bytes, str]] = {}
+    for file in (files("penstock.http") / "console_files").iterdir():
+        name, data = file.name.removesuffix(".gz"), file.read_bytes()
         kind = FILES.get("." + name.rpartition(".")[2])
         if kind is not None:
-            found[name] = data if one.name != name else gzip.compress(data, mtime=0), kind
-    return found
+            contents[name] = data if file.name != name else gzip.compress(data, mtime=0), kind
+    return contents
 
 
 class Console:
@@ -162,7 +162,7 @@ class Console:
                 return await answer(request)
             except (Refused, ClientDisconnect):
                 raise
-            except Exception as error:  # what is wrong with the request, or our own fault, which is logged
+            except Exception as error:  # the client's mistake, or our own, which is logged
                 raise refusal_of(error) from error
 
         async def handle(request: Request) -> Response:
@@ -193,15 +193,15 @@ class Console:
         return Response(body, media_type=kind, headers={"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
 
     async def _login(self, request: Request) -> Response:
-        _check_ours(request)
-        given = await _document(request)
+        _check_header(request)
+        parameters = await _document(request)
         response = JSONResponse({"status": "success"})
-        if not self._sessions.begin(request, response, given.text("token").strip()):
+        if not self._sessions.begin(request, response, parameters.text("token").strip()):
             raise Refused(401, "bad_data", "this is not a token that the server knows")
         return response
 
     async def _logout(self, request: Request) -> Response:
-        _check_ours(request)
+        _check_header(request)
         response = JSONResponse({"status": "success"})
         self._sessions.end(request, response)
         return response
@@ -220,9 +220,9 @@ class Console:
                 "sessions": self._rights_of(request) is not None,
                 "cluster": self._settings.members is not None,
                 "tables": [
-                    {"name": one.name, "kind": one.kind, "shards": one.shards}
-                    for one in infos
-                    if rights.allows(READ, one.name)
+                    {"name": info.name, "kind": info.kind, "shards": info.shards}
+                    for info in infos
+                    if rights.allows(READ, info.name)
                 ],
             }
         )
@@ -233,13 +233,13 @@ class Console:
 
     async def _events(self, request: Request) -> Response:
         rights = self._rights(request)
-        page = self.sampler.open_page()  # now, not with the first event: many may ask before one of them gets it
+        page = self.sampler.open_page()  # now, not with the first event: many may connect before one of them gets it
         if page is None:
             raise Refused(503, "unavailable", f"{PAGES_MAX} pages are open: close some", 5)
         return _EventStream(self._stream(request, rights, page), partial(self.sampler.close_page, page))
 
     async def _stream(self, request: Request, rights: Rights, page: asyncio.Queue[Sample]) -> AsyncIterator[bytes]:
-        yield _event("history", [visible(one, rights) for one in self.sampler.past()])
+        yield _event("history", [visible(past, rights) for past in self.sampler.past()])
         while not self.sampler.stopping and not await request.is_disconnected():
             sample: Sample | None = None
             with move_on_after(WAKE_S):
@@ -255,17 +255,19 @@ class Console:
 
     async def _read(self, request: Request) -> Response:
         rights, name = self._rights(request), request.path_params["name"]
-        given = Parameters(dict(request.query_params))
+        parameters = Parameters(dict(request.query_params))
         if name in self._of_table:
             kind, read = self._of_table[name]
-            return _reply(await self._in_thread(READ, lambda: read(self._existing(rights, given, kind), given)))
+            return _reply(
+                await self._in_thread(READ, lambda: read(self._existing(rights, parameters, kind), parameters))
+            )
         if name not in self._reads:
             raise Refused(404, "not_found", "the console's API has no such name")
-        return _reply(await self._in_thread(READ, lambda: self._reads[name](rights, given)))
+        return _reply(await self._in_thread(READ, lambda: self._reads[name](rights, parameters)))
 
-    def _existing(self, rights: Rights, given: Parameters, kind: str, right: Right = READ) -> Any:
+    def _existing(self, rights: Rights, parameters: Parameters, kind: str, right: Right = READ) -> Any:
         """Return a table that the client has a right to; one that it may not read looks like one that is absent."""
-        name = given.text("table")
+        name = parameters.text("table")
         if not rights.allows(READ, name):
             raise Refused(404, "not_found", f"there is no table {name[:100]}, or the token does not give a right to it")
         _check_right(rights, right, name)
@@ -274,69 +276,69 @@ class Console:
             raise Invalid(f"table {name} is a {info.kind}, not a {kind}")
         return self._store.table(name)
 
-    def _table(self, rights: Rights, given: Parameters) -> Reply:
-        table = self._existing(rights, given, "")
-        return reading.describe(self._store, table, self._store.port.table(given.text("table")))
+    def _table(self, rights: Rights, parameters: Parameters) -> Reply:
+        table = self._existing(rights, parameters, "")
+        return reading.describe(self._store, table, self._store.port.table(parameters.text("table")))
 
-    def _jobs(self, rights: Rights, given: Parameters) -> Reply:
-        limit = given.number("limit", 500, 1, 2_000)
+    def _jobs(self, rights: Rights, parameters: Parameters) -> Reply:
+        limit = parameters.number("limit", 500, 1, 2_000)
         jobs = [
-            {name: getattr(one, name) for name in one.__dataclass_fields__}
-            for one in self._store.jobs()
-            if (rights.allows(READ, one.table) if one.table else rights.allows_everywhere(READ))
+            {name: getattr(job, name) for name in job.__dataclass_fields__}
+            for job in self._store.jobs()
+            if (rights.allows(READ, job.table) if job.table else rights.allows_everywhere(READ))
         ]
         return {"jobs": jobs[-limit:][::-1], "total": len(jobs)}
 
-    def _chunks(self, rights: Rights, given: Parameters) -> Reply:
-        self._existing(rights, given, "")
-        chunks = self._store.chunks(given.text("table"))
+    def _chunks(self, rights: Rights, parameters: Parameters) -> Reply:
+        self._existing(rights, parameters, "")
+        chunks = self._store.chunks(parameters.text("table"))
         fields = [name for name in (chunks[0].__dataclass_fields__ if chunks else ()) if name not in ("start", "end")]
-        shown = [
-            {name: getattr(one, name) for name in fields}
-            | {"start": one.start[:KEY_SHOWN].hex(), "end": one.end[:KEY_SHOWN].hex()}
-            for one in chunks[:2_000]
+        entries = [
+            {name: getattr(chunk, name) for name in fields}
+            | {"start": chunk.start[:KEY_SHOWN].hex(), "end": chunk.end[:KEY_SHOWN].hex()}
+            for chunk in chunks[:2_000]
         ]
-        return {"chunks": shown, "total": len(chunks)}
+        return {"chunks": entries, "total": len(chunks)}
 
-    def _members(self, rights: Rights, given: Parameters) -> Reply:
-        listed = self._settings.members
-        return {"members": None if listed is None else listed()}
+    def _members(self, rights: Rights, parameters: Parameters) -> Reply:
+        members = self._settings.members
+        return {"members": None if members is None else members()}
 
     # -- actions
 
     async def _act(self, request: Request) -> Response:
-        _check_ours(request)
+        _check_header(request)
         rights = self._rights(request)
         act = self._actions.get(request.path_params["name"])
         if act is None:
             raise Refused(404, "not_found", "the console has no such action")
         if not self._settings.write:
             raise Refused(403, "bad_data", "this console only reads: start it with --write")
-        given = await _document(request)
-        return _reply(await self._in_thread(WRITE, lambda: act(rights, given)))
+        parameters = await _document(request)
+        return _reply(await self._in_thread(WRITE, lambda: act(rights, parameters)))
 
-    def _compact(self, rights: Rights, given: Parameters) -> Reply:
-        self._existing(rights, given, "", ADMIN)
-        report = self._store.compact(given.text("table"), timeout_s=ACTION_S)
+    def _compact(self, rights: Rights, parameters: Parameters) -> Reply:
+        self._existing(rights, parameters, "", ADMIN)
+        report = self._store.compact(parameters.text("table"), timeout_s=ACTION_S)
         return {"done": f"{report.files_before} files became {report.files_after}"}
 
-    def _resume(self, rights: Rights, given: Parameters) -> Reply:
-        self._existing(rights, given, "", ADMIN)
-        left = self._store.resume(given.text("table"))
-        return {"done": "all is well" if not left else f"{len(left)} troubles remain: {left[0].reason}"}
+    def _resume(self, rights: Rights, parameters: Parameters) -> Reply:
+        self._existing(rights, parameters, "", ADMIN)
+        troubles = self._store.resume(parameters.text("table"))
+        return {"done": "all is well" if not troubles else f"{len(troubles)} troubles remain: {troubles[0].reason}"}
 
-    def _retry(self, rights: Rights, given: Parameters) -> Reply:
+    def _retry(self, rights: Rights, parameters: Parameters) -> Reply:
         if not rights.allows_everywhere(ADMIN):
             raise Refused(403, "bad_data", "the token does not give the right to administer every table")
-        return {"done": f"job {self._store.retry_job(given.number('job', 0, 1))} does it again"}
+        return {"done": f"job {self._store.retry_job(parameters.number('job', 0, 1))} does it again"}
 
-    def _put_back(self, rights: Rights, given: Parameters) -> Reply:
-        table = self._existing(rights, given, "queue")
-        _check_right(rights, WRITE, reading.letter_source(table, given))
-        return reading.put_back(self._store, table, given)
+    def _put_back(self, rights: Rights, parameters: Parameters) -> Reply:
+        table = self._existing(rights, parameters, "queue")
+        _check_right(rights, WRITE, reading.letter_source(table, parameters))
+        return reading.put_back(self._store, table, parameters)
 
-    def _delete(self, rights: Rights, given: Parameters) -> Reply:
-        return reading.delete_row(self._existing(rights, given, "kv", WRITE), given)
+    def _delete(self, rights: Rights, parameters: Parameters) -> Reply:
+        return reading.delete_row(self._existing(rights, parameters, "kv", WRITE), parameters)
 
 
 class _EventStream(StreamingResponse):
@@ -358,7 +360,7 @@ async def _redirect(request: Request) -> Response:
 
 
 def _check_site(request: Request) -> None:
-    """Refuse what a page of another site asks for; a person may follow a link from there to the page itself."""
+    """Refuse requests of other sites' pages; a person may follow a link from there to the page itself."""
     site = request.headers.get("sec-fetch-site", "none")
     to_page = request.url.path == "/console/" and request.headers.get("sec-fetch-mode") == "navigate"
     if site not in ("same-origin", "none") and not to_page:
@@ -370,17 +372,17 @@ def _check_right(rights: Rights, right: Right, table: str) -> None:
         raise Refused(403, "bad_data", f"the token does not give the right to {right} {table}")
 
 
-def _check_ours(request: Request) -> None:
+def _check_header(request: Request) -> None:
     if request.headers.get(HEADER) != "1":
         raise Refused(403, "bad_data", f"a request that changes something needs the header {HEADER}: 1")
 
 
 async def _document(request: Request) -> Parameters:
     try:
-        found = msgspec.json.decode(await read_body(request, ACTION_BYTES_MAX), type=dict[str, Any])
+        fields = msgspec.json.decode(await read_body(request, ACTION_BYTES_MAX), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Refused(400, "bad_data", "the body is a JSON object") from None
-    return Parameters(found)
+    return Parameters(fields)
 
 
 def _reply(data: Mapping[str, Any]) -> Response:

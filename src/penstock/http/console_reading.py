@@ -2,7 +2,7 @@
 
 Thread: any; every function blocks, and reads a bounded number of rows.
 Invariants: (1) bytes are sent as base64, with their whole length, and never as markup: the page decides how to show
-them. (2) a filter looks at most at SCANNED_MAX rows and says where it stopped.
+them. (2) a filter reads at most SCANNED_MAX rows and says where it stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.errors import Invalid, NotFound, PenstockError
 
 Reply: TypeAlias = dict[str, Any]
 ROWS_MAX = 200  # of one answer
-SCANNED_MAX = 20_000  # rows that a filter looks at
+SCANNED_MAX = 20_000  # rows that a filter reads
 PREVIEW_BYTES = 2_048  # of a value in a list
 VALUE_BYTES_MAX = 4 << 20  # of a value that is shown alone
 NEIGHBOURS_MAX = 100
@@ -30,28 +30,28 @@ LETTERS_EACH = 1_000  # that share a producer of tokens: the ledger remembers a 
 class Parameters:
     """The parameters of a request, checked."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a text; `Invalid` if it is absent and has no default."""
-        value = self._given.get(name, default)
+        value = self._values.get(name, default)
         if not isinstance(value, str) or len(value) > 1 << 20:
             raise Invalid(f"the request needs {name}, a text")
         return value
 
     def number(self, name: str, default: int, low: int = 0, high: int = 1 << 62) -> int:
         """Return a whole number within bounds."""
-        value = self._given.get(name, default)
+        value = self._values.get(name, default)
         try:
-            if type(value) not in (int, str):  # a fraction, a bool or null of a JSON document is no number of a row
+            if type(value) not in (int, str):  # a fraction, a bool or null of a JSON document is not a whole number
                 raise ValueError
-            found = default if value == "" else int(value)
+            number = default if value == "" else int(value)
         except ValueError:
             raise Invalid(f"{name} is a whole number, not {str(value)[:40]!r}") from None
-        if not low <= found <= high:
-            raise Invalid(f"{name} is {low} to {high}, not {found}")
-        return found
+        if not low <= number <= high:
+            raise Invalid(f"{name} is {low} to {high}, not {number}")
+        return number
 
     def data(self, name: str) -> bytes:
         """Return bytes, given in hexadecimal digits."""
@@ -62,7 +62,7 @@ class Parameters:
             raise Invalid(f"{name} is given in hexadecimal digits") from None
 
     def flag(self, name: str) -> bool:
-        return self._given.get(name) in ("1", "true", True)
+        return self._values.get(name) in ("1", "true", True)
 
 
 def encoded(value: Any, bytes_max: int = PREVIEW_BYTES) -> Reply:
@@ -107,10 +107,14 @@ def _bytes(key: Any) -> bytes:
     return key.encode() if isinstance(key, str) else bytes(key)
 
 
-def read_rows(table: Any, given: Parameters) -> Reply:
+def read_rows(table: Any, parameters: Parameters) -> Reply:
     """Return rows of a kv table: by prefix, from a key, forwards or backwards, and that contain a text."""
-    limit, backwards = given.number("limit", 50, 1, ROWS_MAX), given.flag("reverse")
-    prefix, wanted, after = given.data("prefix"), given.text("contains", "").encode(), given.data("after")
+    limit, backwards = parameters.number("limit", 50, 1, ROWS_MAX), parameters.flag("reverse")
+    prefix, needle, after = (
+        parameters.data("prefix"),
+        parameters.text("contains", "").encode(),
+        parameters.data("after"),
+    )
     bound: dict[str, Any] = {"prefix": _key(table, prefix)} if prefix else {}
     if after and backwards:
         bound["end"] = _key(table, after)
@@ -125,23 +129,23 @@ def read_rows(table: Any, given: Parameters) -> Reply:
             more = True
             break
         scanned, last = scanned + 1, _bytes(key)
-        if not wanted or wanted in last or wanted in _content(value)[1]:
+        if not needle or needle in last or needle in _content(value)[1]:
             rows.append({"key": last.hex(), "value": encoded(value)})
     return {"rows": rows, "scanned": scanned, "next": last.hex() if more else None}
 
 
-def read_row(table: Any, given: Parameters) -> Reply:
+def read_row(table: Any, parameters: Parameters) -> Reply:
     """Return one row, whole."""
-    key = given.data("key")
+    key = parameters.data("key")
     row = table.get_row(_key(table, key))
     if row is None:
         raise NotFound("there is no such key")
     return {"key": key.hex(), "value": encoded(row.value, VALUE_BYTES_MAX), "lsn": row.lsn}
 
 
-def delete_row(table: Any, given: Parameters) -> Reply:
+def delete_row(table: Any, parameters: Parameters) -> Reply:
     """Delete a row, durably."""
-    table.delete(_key(table, given.data("key")), durable=True)
+    table.delete(_key(table, parameters.data("key")), durable=True)
     return {"done": "deleted, and durable"}
 
 
@@ -159,55 +163,55 @@ def _message(message: Any, bytes_max: int = PREVIEW_BYTES) -> Reply:
     }
 
 
-def read_messages(table: Any, given: Parameters) -> Reply:
+def read_messages(table: Any, parameters: Parameters) -> Reply:
     """Return messages of a shard from a sequence on, or its last ones; those that contain a text."""
-    shard, limit = given.number("shard", 0, 0, table.shards - 1), given.number("limit", 50, 1, ROWS_MAX)
+    shard, limit = parameters.number("shard", 0, 0, table.shards - 1), parameters.number("limit", 50, 1, ROWS_MAX)
     bounds = table.bounds()[shard]
-    start = given.number("from", 0) or max(bounds.first, bounds.next - limit)
-    wanted = given.text("contains", "").encode()
+    start = parameters.number("from", 0) or max(bounds.first, bounds.next - limit)
+    needle = parameters.text("contains", "").encode()
     at, scanned = max(start, bounds.first), 0
     rows: list[Reply] = []
     while at < bounds.next and len(rows) < limit and scanned < SCANNED_MAX:
-        messages = table.read(shard, at, min(1_000, limit) if not wanted else 1_000)
+        messages = table.read(shard, at, min(1_000, limit) if not needle else 1_000)
         if not messages:
             break
         for message in messages:
             if len(rows) == limit or scanned == SCANNED_MAX:
                 break
             scanned, at = scanned + 1, message.sequence + 1
-            if not wanted or wanted in message.payload or wanted in (message.key or b""):
+            if not needle or needle in message.payload or needle in (message.key or b""):
                 rows.append(_message(message))
     more = at < bounds.next
     return {"rows": rows, "first": bounds.first, "end": bounds.next, "scanned": scanned, "next": at if more else None}
 
 
-def read_message(table: Any, given: Parameters) -> Reply:
+def read_message(table: Any, parameters: Parameters) -> Reply:
     """Return one message, whole."""
-    shard, sequence = given.number("shard", 0, 0, table.shards - 1), given.number("sequence", 1, 1)
-    found = table.read(shard, sequence, 1)
-    if not found or found[0].sequence != sequence:
+    shard, sequence = parameters.number("shard", 0, 0, table.shards - 1), parameters.number("sequence", 1, 1)
+    messages = table.read(shard, sequence, 1)
+    if not messages or messages[0].sequence != sequence:
         raise NotFound(f"there is no message {sequence} in shard {shard}")
-    return _message(found[0], VALUE_BYTES_MAX)
+    return _message(messages[0], VALUE_BYTES_MAX)
 
 
 # -- dead letters
 
 
 def _letter(payload: bytes) -> Reply | None:
-    """Return what a dead letter says; None if the message is not one."""
+    """Return the contents of a dead letter; None if the message is not one."""
     if not payload.startswith(b"{"):
         return None
     try:
-        found = msgspec.json.decode(payload)
-        data = base64.b64decode(found["payload_base64"])
-        return {"source": str(found["source"]), "reason": str(found["reason"]), "data": data, "fields": found}
+        fields = msgspec.json.decode(payload)
+        data = base64.b64decode(fields["payload_base64"])
+        return {"source": str(fields["source"]), "reason": str(fields["reason"]), "data": data, "fields": fields}
     except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
-def read_letters(store: Any, table: Any, given: Parameters) -> Reply:
+def read_letters(store: Any, table: Any, parameters: Parameters) -> Reply:
     """Return the newest dead letters of a queue, each with its reason; none if it holds messages of another kind."""
-    limit, letters, total = given.number("limit", 50, 1, ROWS_MAX), list[Reply](), 0
+    limit, letters, total = parameters.number("limit", 50, 1, ROWS_MAX), list[Reply](), 0
     for shard, bounds in enumerate(table.bounds()):
         total += bounds.next - bounds.first
         for message in table.read(shard, max(bounds.first, bounds.next - limit), limit) if bounds.next > 1 else []:
@@ -225,18 +229,18 @@ def read_letters(store: Any, table: Any, given: Parameters) -> Reply:
                         "payload": encoded(letter["data"]),
                     }
                 )
-    letters.sort(key=lambda one: one["time"], reverse=True)
+    letters.sort(key=lambda entry: entry["time"], reverse=True)
     return {"letters": letters[:limit], "total": total}
 
 
-def letter_source(table: Any, given: Parameters) -> str:
+def letter_source(table: Any, parameters: Parameters) -> str:
     """Return the table that a dead letter came from."""
-    return _existing_letter(table, given)[1]["source"]  # type: ignore[no-any-return]
+    return _existing_letter(table, parameters)[1]["source"]  # type: ignore[no-any-return]
 
 
-def put_back(store: Any, table: Any, given: Parameters) -> Reply:
-    """Put the message of a dead letter back into the queue it came from: once, however often this is asked."""
-    message, letter = _existing_letter(table, given)
+def put_back(store: Any, table: Any, parameters: Parameters) -> Reply:
+    """Put the message of a dead letter back into the queue it came from: once, however often it is called."""
+    message, letter = _existing_letter(table, parameters)
     info = store.port.table(table.name)
     if info is None:
         raise NotFound(f"table {table.name} was dropped")
@@ -250,26 +254,26 @@ def put_back(store: Any, table: Any, given: Parameters) -> Reply:
     return {"done": f"put back into {letter['source']}, and durable"}
 
 
-def _existing_letter(table: Any, given: Parameters) -> tuple[Any, Reply]:
-    shard, sequence = given.number("shard", 0, 0, table.shards - 1), given.number("sequence", 0, 1)
-    found = table.read(shard, sequence, 1)
-    letter = _letter(found[0].payload) if found and found[0].sequence == sequence else None
+def _existing_letter(table: Any, parameters: Parameters) -> tuple[Any, Reply]:
+    shard, sequence = parameters.number("shard", 0, 0, table.shards - 1), parameters.number("sequence", 0, 1)
+    messages = table.read(shard, sequence, 1)
+    letter = _letter(messages[0].payload) if messages and messages[0].sequence == sequence else None
     if letter is None:
         raise NotFound(f"message {sequence} of shard {shard} is not a dead letter")
-    return found[0], letter
+    return messages[0], letter
 
 
 # -- series
 
 
-def read_cardinality(table: Any, given: Parameters) -> Reply:
+def read_cardinality(table: Any, parameters: Parameters) -> Reply:
     """Return how many series each metric has, and how many values each label."""
-    top = given.number("top", 50, 1, 500)
-    found = table.cardinality(top=top)
-    labels = sorted(found.labels.items(), key=lambda one: -one[1])
-    metrics = sorted(found.metrics.items(), key=lambda one: -one[1])
-    reply: Reply = {"series": found.series, "metrics": metrics, "labels": labels}
-    label = given.text("label", "")
+    top = parameters.number("top", 50, 1, 500)
+    cardinality = table.cardinality(top=top)
+    labels = sorted(cardinality.labels.items(), key=lambda pair: -pair[1])
+    metrics = sorted(cardinality.metrics.items(), key=lambda pair: -pair[1])
+    reply: Reply = {"series": cardinality.series, "metrics": metrics, "labels": labels}
+    label = parameters.text("label", "")
     if label:
         values = table.label_values(label)
         reply |= {"values": values[:top], "values_total": len(values)}
@@ -279,9 +283,9 @@ def read_cardinality(table: Any, given: Parameters) -> Reply:
 # -- vectors
 
 
-def read_neighbours(table: Any, given: Parameters) -> Reply:
+def read_neighbours(table: Any, parameters: Parameters) -> Reply:
     """Return the neighbours of a vector with a map of them among others, and how many an exact search also finds."""
-    k = given.number("k", 10, 1, NEIGHBOURS_MAX)
+    k = parameters.number("k", 10, 1, NEIGHBOURS_MAX)
     numbers = table.statistics()
     about = {
         "count": numbers.count, "dimensions": table.dimensions, "metric": table.metric, "trained": numbers.trained,
@@ -291,7 +295,7 @@ def read_neighbours(table: Any, given: Parameters) -> Reply:
     ids, vectors = _sampled(table)
     if not ids:
         return {"about": about, "hits": [], "map": [], "query": None}
-    like, query = _query(table, given, ids, vectors)
+    like, query = _query(table, parameters, ids, vectors)
     hits = table.search(query, k)
     exact = [hit.id for hit in table.search(query, k, exact=True)]
     points = _projected(table, ids, vectors, hits, query)
@@ -305,15 +309,15 @@ def read_neighbours(table: Any, given: Parameters) -> Reply:
     }
 
 
-def _query(table: Any, given: Parameters, ids: list[str], vectors: Any) -> tuple[str | None, Any]:
-    text = given.text("vector", "")
+def _query(table: Any, parameters: Parameters, ids: list[str], vectors: Any) -> tuple[str | None, Any]:
+    text = parameters.text("vector", "")
     if text:
         try:
             with np.errstate(over="ignore"):  # infinity is refused by the search
                 return None, np.asarray(msgspec.json.decode(text, type=list[float]), np.float32)
         except msgspec.DecodeError as error:
             raise Invalid(f"the vector is a JSON list of numbers ({error})") from None
-    like = given.text("like", "") or ids[0]
+    like = parameters.text("like", "") or ids[0]
     record = table.get(like)
     if record is None:
         raise NotFound(f"there is no vector {like}")
@@ -337,11 +341,11 @@ def _sampled(table: Any) -> tuple[list[str], Any]:
 
 def _projected(table: Any, ids: list[str], vectors: Any, hits: Any, query: Any) -> list[Reply]:
     """Return a map: sampled vectors, neighbours and the query, on the two axes along which they differ most."""
-    known = set(ids)
-    extra = [(hit.id, record.vector) for hit in hits if hit.id not in known and (record := table.get(hit.id))]
+    sampled_ids = set(ids)
+    extra = [(hit.id, record.vector) for hit in hits if hit.id not in sampled_ids and (record := table.get(hit.id))]
     if extra:
         ids = [*ids, *(name for name, _ in extra)]
-        vectors = np.concatenate([vectors, np.asarray([one for _, one in extra], np.float32)])
+        vectors = np.concatenate([vectors, np.asarray([vector for _, vector in extra], np.float32)])
     every = np.concatenate([vectors, query.reshape(1, -1)]).astype(np.float64)
     if table.metric == "cosine":
         every /= np.maximum(np.linalg.norm(every, axis=1, keepdims=True), 1e-12)
@@ -360,19 +364,23 @@ def _projected(table: Any, ids: list[str], vectors: Any, hits: Any, query: Any) 
     return [*points, {"id": None, "at": rounded[-1], "rank": -1}]
 
 
-def check_recall(table: Any, given: Parameters) -> Reply:
+def check_recall(table: Any, parameters: Parameters) -> Reply:
     """Search with the index and exactly; return what share of the neighbours the index found."""
-    k = given.number("k", 10, 1, NEIGHBOURS_MAX)
+    k = parameters.number("k", 10, 1, NEIGHBOURS_MAX)
     ids, vectors = _sampled(table)
     if not ids:
         raise NotFound("the table has no vectors yet")
     step = max(1, len(ids) // RECALL_QUERIES)
-    found = wanted = 0
+    hits = neighbours = 0
     for query in vectors[::step][:RECALL_QUERIES]:
         exact = {hit.id for hit in table.search(query, k, exact=True)}
-        found += len(exact & {hit.id for hit in table.search(query, k)})
-        wanted += len(exact)
-    return {"recall": found / wanted if wanted else 1.0, "queries": len(vectors[::step][:RECALL_QUERIES]), "k": k}
+        hits += len(exact & {hit.id for hit in table.search(query, k)})
+        neighbours += len(exact)
+    return {
+        "recall": hits / neighbours if neighbours else 1.0,
+        "queries": len(vectors[::step][:RECALL_QUERIES]),
+        "k": k,
+    }
 
 
 # -- tables
@@ -394,9 +402,9 @@ def describe(store: Any, table: Any, info: Any) -> Reply:
         level["rows"] += chunk.rows
         level["bytes"] += chunk.size_bytes
     shards = [
-        {name: getattr(one, name) for name in one.__dataclass_fields__}
-        for one in store.statistics().partitions
-        if one.table == info.name
+        {name: getattr(partition, name) for name in partition.__dataclass_fields__}
+        for partition in store.statistics().partitions
+        if partition.table == info.name
     ]
     value = getattr(table, "value_type", None)
     return {
@@ -405,7 +413,7 @@ def describe(store: Any, table: Any, info: Any) -> Reply:
         "shards": info.shards,
         "columns": [{"name": field.name, "type": str(field.type)} for field in table.schema],
         "value": value if isinstance(value, str) else None if value is None else type(value).__name__,
-        "numbers": {name: some for name, some in plain.items() if isinstance(some, (int, float, str, bool))},
+        "numbers": {name: number for name, number in plain.items() if isinstance(number, (int, float, str, bool))},
         "partitions": shards,
         "levels": [levels[level] for level in sorted(levels)],
     }

@@ -1,14 +1,14 @@
 """Samples of a store for the console's pages: taken once a second for all of them, and kept for a while.
 
 A sample has what the owner counts (statistics and metrics, two requests) and, every few seconds, the sizes of tables
-and the lag of consumers, which need a request for each table. Counts are sums since the store was made: a page
+and the lag of consumers, which need a request for each table. Counts are sums since the store was created: a page
 subtracts two samples to get a rate, so a lost sample changes nothing.
 
 Thread: `Sampler.run` is a task of the event loop, and reads in a thread of the pool; `sample` and `history` are for the
 event loop.
-Invariants: (1) without pages nothing is read. (2) at most HISTORY samples are kept, and each page has at most one that
-it has not got: one that reads slowly misses samples and holds nothing up. (3) what a page gets is of tables that its
-rights name.
+Invariants: (1) without pages nothing is read. (2) at most HISTORY samples are kept, and at most one waits for
+each page: a page that reads slowly misses samples and delays nothing. (3) a page gets only the tables that its rights
+name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.store.reports import table_size
 
 log = logging.getLogger(__name__)
 EVERY_S = 1.0
-SIZES_EVERY = 4  # samples between two looks at the sizes of tables
+SIZES_EVERY = 4  # samples between two reads of the sizes of tables
 HISTORY = 900  # samples
 PAGES_MAX = 64  # that listen at the same time
 TABLES_MAX = 200  # whose sizes are read
@@ -47,15 +47,15 @@ _ESCAPES = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 def parse_metrics(text: str) -> Iterator[Metric]:
     """Yield (name without prefix, labels, value) of each line of Prometheus' text format."""
     for line in text.splitlines():
-        found = _LINE.match(line)
-        if found is not None:
-            name, labels, value = found.groups()
-            pairs = {label: _unescaped(some) for label, some in _LABEL.findall(labels or "")}
+        match = _LINE.match(line)
+        if match is not None:
+            name, labels, value = match.groups()
+            pairs = {label: _unescaped(value_text) for label, value_text in _LABEL.findall(labels or "")}
             yield name, pairs, float(value)
 
 
 def _unescaped(text: str) -> str:
-    return re.sub(r"\\.", lambda found: _ESCAPES.get(found[0], found[0]), text) if "\\" in text else text
+    return re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), text) if "\\" in text else text
 
 
 class StoreReader:
@@ -65,7 +65,7 @@ class StoreReader:
         self._store = store
         self._clock = clock
         self._count = 0
-        self._sizes: dict[str, Sample] = {}  # by table, of the last look
+        self._sizes: dict[str, Sample] = {}  # by table, as last read
         self._consumers: list[Sample] = []
 
     def read(self) -> Sample:
@@ -80,7 +80,7 @@ class StoreReader:
         numbers = self._store.statistics()
         infos = self._store.port.tables()
         if self._count % SIZES_EVERY == 0 or {info.name for info in infos} != set(self._sizes):
-            self._look(infos, now_us)
+            self._read_tables(infos, now_us)
         self._count += 1
         metrics = list(parse_metrics(self._store.metrics.exposition()))
         flows, by_table = _flows(metrics)
@@ -92,27 +92,27 @@ class StoreReader:
             "flows": flows,
             "tables": tables,
             "consumers": _with_totals(self._consumers, metrics),
-            "troubles": [_fields(one) for one in self._store.troubles()[:100]],
+            "troubles": [_fields(trouble) for trouble in self._store.troubles()[:100]],
         }
 
     def _table(self, info: Any, partitions: Any, flows: Sample) -> Sample:
-        parts = [one for one in partitions if one.table == info.name]
-        states = {one.state for one in parts}
+        parts = [partition for partition in partitions if partition.table == info.name]
+        states = {partition.state for partition in parts}
         return {
             "name": info.name,
             "kind": info.kind,
             "shards": info.shards,
-            "state": next((one for one in ("paused", "frozen", "throttled") if one in states), "active"),
-            "behind": sum(one.enqueued_ops for one in parts),
-            "age_ms": max((one.backlog_age_ms for one in parts), default=0),
-            "error": next((one.error for one in parts if one.error), ""),
+            "state": next((state for state in ("paused", "frozen", "throttled") if state in states), "active"),
+            "behind": sum(partition.enqueued_ops for partition in parts),
+            "age_ms": max((partition.backlog_age_ms for partition in parts), default=0),
+            "error": next((partition.error for partition in parts if partition.error), ""),
             **self._sizes.get(info.name, {}),
             **flows,
         }
 
     # -- what needs a request for each table
 
-    def _look(self, infos: list[Any], now_us: int) -> None:
+    def _read_tables(self, infos: list[Any], now_us: int) -> None:
         sizes: dict[str, Sample] = {info.name: {} for info in infos}
         consumers: list[Sample] = []
         for info in infos[:TABLES_MAX]:
@@ -122,32 +122,32 @@ class StoreReader:
                 if info.kind == "queue":
                     room = CONSUMERS_MAX - len(consumers)
                     consumers += [
-                        self._consumer(table, one, now_us, len(consumers)) for one in table.consumers()[:room]
+                        self._consumer(table, consumer, now_us, len(consumers)) for consumer in table.consumers()[:room]
                     ]
             except PenstockError as failed:
                 sizes[info.name] = {"error": str(failed)}
         self._sizes, self._consumers = sizes, consumers
 
-    def _consumer(self, table: Any, one: Any, now_us: int, number: int) -> Sample:
+    def _consumer(self, table: Any, consumer: Any, now_us: int, number: int) -> Sample:
         return {
             "queue": table.name,
-            "name": one.name,
-            "mode": one.mode,
-            "lag": one.lag,
-            "leased": one.leased,
-            "position": {str(shard): at for shard, at in one.position.items()},
-            "seen": None if one.last_seen_us is None else one.last_seen_us / 1e6,
-            "lag_s": None if number >= LAGS_MAX else _lag_s(table, one, now_us),
-            "stream": None if one.stream is None else _fields(one.stream),
+            "name": consumer.name,
+            "mode": consumer.mode,
+            "lag": consumer.lag,
+            "leased": consumer.leased,
+            "position": {str(shard): at for shard, at in consumer.position.items()},
+            "seen": None if consumer.last_seen_us is None else consumer.last_seen_us / 1e6,
+            "lag_s": None if number >= LAGS_MAX else _lag_s(table, consumer, now_us),
+            "stream": None if consumer.stream is None else _fields(consumer.stream),
         }
 
 
-def _lag_s(table: Any, one: Any, now_us: int) -> float | None:
+def _lag_s(table: Any, consumer: Any, now_us: int) -> float | None:
     """Return the age of the oldest message that a consumer has not acknowledged; 0 if there is none."""
-    if not one.lag:
+    if not consumer.lag:
         return 0.0
     oldest: list[int] = []
-    for shard, at in one.position.items():
+    for shard, at in consumer.position.items():
         try:
             oldest += [message.time_us for message in table.read(shard, at, 1)]
         except PenstockError:  # trimmed meanwhile
@@ -187,15 +187,17 @@ _OF_TABLE = {"memtable_flushed_bytes_total": "flushed", "compacted_bytes_total":
 
 
 def _with_totals(consumers: list[Sample], metrics: list[Metric]) -> list[Sample]:
-    """Return consumers with the totals of their streams as of now, not of the last look at consumers."""
+    """Return consumers with the totals of their streams as of now, not as of when consumers were last read."""
     totals: dict[tuple[str, str], Sample] = {}
     for name, labels, value in metrics:
         if name.startswith("stream_") and labels.get("reads") == "messages":
             of = totals.setdefault((labels["table"], labels["consumer"]), {})
             of[name.removeprefix("stream_").removesuffix("_total")] = int(value)
     return [
-        {**one, "stream": one["stream"] | totals.get((one["queue"], one["name"]), {})} if one["stream"] else one
-        for one in consumers
+        {**consumer, "stream": consumer["stream"] | totals.get((consumer["queue"], consumer["name"]), {})}
+        if consumer["stream"]
+        else consumer
+        for consumer in consumers
     ]
 
 
@@ -219,19 +221,19 @@ def _flows(metrics: list[Metric]) -> tuple[Sample, dict[str, Sample]]:
     return flows, by_table
 
 
-def _fields(some: Any) -> Sample:
-    return {name: getattr(some, name) for name in some.__struct_fields__}
+def _fields(struct: Any) -> Sample:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
 def visible(sample: Sample, rights: Rights) -> Sample:
-    """Return what of a sample a client may see: the tables that it may read."""
+    """Return the part of a sample that a client may see: of the tables that it may read."""
     if "error" in sample or rights.allows_everywhere(READ):
         return sample
     return {
         **sample,
-        "tables": [one for one in sample["tables"] if rights.allows(READ, one["name"])],
-        "consumers": [one for one in sample["consumers"] if rights.allows(READ, one["queue"])],
-        "troubles": [one for one in sample["troubles"] if rights.allows(READ, one["table"])],
+        "tables": [entry for entry in sample["tables"] if rights.allows(READ, entry["name"])],
+        "consumers": [entry for entry in sample["consumers"] if rights.allows(READ, entry["queue"])],
+        "troubles": [entry for entry in sample["troubles"] if rights.allows(READ, entry["table"])],
     }
 
 
@@ -273,7 +275,7 @@ class Sampler:
         every = list(self.history)
         newest, older = every[-NEWEST:], every[:-NEWEST]
         thinned = older[::STRIDE] + newest
-        rows = max((len(one.get("tables", ())) + len(one.get("consumers", ())) for one in newest), default=0)
+        rows = max((len(sample.get("tables", ())) + len(sample.get("consumers", ())) for sample in newest), default=0)
         return thinned[-max(2, HISTORY_ROWS_MAX // max(1, rows)) :]
 
     def open_page(self) -> asyncio.Queue[Sample] | None:

@@ -57,7 +57,7 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
 
 
 def refusal_of(error: Exception) -> Refused:
-    """Return the answer to an error; what is our own fault is logged, and not told."""
+    """Return the answer to an error; a fault of our own is logged, and not described to the client."""
     match error:
         case ExecutionRefused():
             return Refused(422, "execution", str(error))
@@ -73,7 +73,7 @@ def refusal_of(error: Exception) -> Refused:
             return Refused(503, "unavailable", str(error), 5)
         case FixTheCall():
             return Refused(422, "execution", str(error))
-        case PenstockError():  # what a sender must not drop: the store can be repaired, and takes it then
+        case PenstockError():  # a sender must not drop these data: the store takes them once it is repaired
             return Refused(503, "unavailable", str(error), 5)
         case _:
             log.error("a request failed", exc_info=error)

@@ -20,7 +20,7 @@ from penstock.series.options import TIME_MAX, TIME_MIN
 
 BODY_BYTES_MAX = 32 << 20
 FIELDS_MAX = 1_024  # of one line
-LINES_UNCHECKED = 256  # decoded between two looks at the clock
+LINES_UNCHECKED = 256  # decoded between two readings of the clock
 PRECISIONS_NS = {"ns": 1, "n": 1, "us": 1_000, "u": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 # A comment; or measurement and tags, then fields. Nothing is tried twice: a part may have megabytes.
 _LINE = re.compile(
@@ -54,16 +54,16 @@ def decode_lines(
         text = body.decode()
     except UnicodeDecodeError as error:
         raise Invalid(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
-    found = SampleCollector()
+    collector = SampleCollector()
     for number, line in enumerate(_lines(text), 1):
         if not number % LINES_UNCHECKED:
             check()
         if line and not line.isspace() and not line.lstrip().startswith("#"):
             try:
-                _LineReader(line.strip(" \r")).into(found, now_us, unit_ns)
+                _LineReader(line.strip(" \r")).into(collector, now_us, unit_ns)
             except ValueError as error:
                 raise Invalid(f"line {number} is not line protocol: {error}") from None
-    return found.result()
+    return collector.result()
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _lines(text: str) -> Iterator[str]:
     at = 0
     while at <= len(text):
         line = _LINE.match(text, at)
-        assert line is not None  # it matches nothing, too
+        assert line is not None  # it matches the empty text, too
         yield line.group()
         at = line.end() + 1
 
@@ -83,7 +83,7 @@ class _LineReader:
         self._line = line
         self._at = 0
 
-    def into(self, found: SampleCollector, now_us: int, unit_ns: int) -> None:
+    def into(self, collector: SampleCollector, now_us: int, unit_ns: int) -> None:
         measurement = self._take(_MEASUREMENT, "a measurement")
         labels: dict[str, str] = {}
         while self._skip(","):
@@ -99,10 +99,10 @@ class _LineReader:
             time_us = self._time(unit_ns)
         for key, value in fields:
             if value is None:
-                found.left_out += 1
+                collector.left_out += 1
             else:
                 metric = measurement if key == "value" else f"{measurement}_{key}"
-                found.add({**labels, METRIC: metric}, time_us, value)
+                collector.add({**labels, METRIC: metric}, time_us, value)
 
     def _fields(self) -> list[tuple[str, float | None]]:
         fields: list[tuple[str, float | None]] = []
@@ -120,18 +120,18 @@ class _LineReader:
                 return fields
 
     def _time(self, unit_ns: int) -> int:
-        given = self._line[self._at :].strip()
-        if not _TIME.fullmatch(given):
-            raise ValueError(f"{in_short(given)} is not a time")
-        time_us = int(given) * unit_ns // 1_000
+        text = self._line[self._at :].strip()
+        if not _TIME.fullmatch(text):
+            raise ValueError(f"{in_short(text)} is not a time")
+        time_us = int(text) * unit_ns // 1_000
         if not TIME_MIN <= time_us < TIME_MAX:
-            raise ValueError(f"the time {given} is outside the years 1 to 9999: is the precision right?")
+            raise ValueError(f"the time {text} is outside the years 1 to 9999: is the precision right?")
         return time_us
 
-    def _take(self, pattern: re.Pattern[str], what: str) -> str:
+    def _take(self, pattern: re.Pattern[str], name: str) -> str:
         part = pattern.match(self._line, self._at)
         if part is None:
-            raise ValueError(f"{what} is expected at character {self._at + 1}")
+            raise ValueError(f"{name} is expected at character {self._at + 1}")
         self._at = part.end()
         return _ESCAPED.sub(r"\1", part.group())
 

@@ -45,13 +45,13 @@ _NO_VALUE = 1  # a flag of a point
 def decode_metrics(body: bytes, now_us: int) -> ReceivedSamples:
     """Decode a request of metrics; points without a time are of `now_us`."""
     request = _parsed("metrics", "ExportMetricsServiceRequest", body)
-    found = SampleCollector()
+    collector = SampleCollector()
     for resource in request.resource_metrics:
         base = _target(resource.resource.attributes)
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
-                _add_metric(found, metric, base, now_us)
-    return found.result()
+                _add_metric(collector, metric, base, now_us)
+    return collector.result()
 
 
 def metrics_answer(left_out: int) -> bytes:
@@ -67,19 +67,19 @@ def metrics_answer(left_out: int) -> bytes:
 def decode_logs(body: bytes, now_us: int) -> list[bytes]:
     """Decode a request of logs into messages of JSON, one for each record."""
     request = _parsed("logs", "ExportLogsServiceRequest", body)
-    found: list[bytes] = []
+    messages: list[bytes] = []
     size = 0
     for resource in request.resource_logs:
         about = _attributes(resource.resource.attributes)
         for scope in resource.scope_logs:
             for record in scope.log_records:
-                if len(found) == LOGS_MAX:
+                if len(messages) == LOGS_MAX:
                     raise Invalid(f"a request has at most {LOGS_MAX} log records: send fewer at once")
-                found.append(msgspec.json.encode(_log(record, about, scope.scope.name, now_us)))
-                size += len(found[-1])
-                if size > LOG_BYTES_MAX:  # each message repeats what its resource says
+                messages.append(msgspec.json.encode(_log(record, about, scope.scope.name, now_us)))
+                size += len(messages[-1])
+                if size > LOG_BYTES_MAX:  # each message repeats the attributes of its resource
                     raise Invalid(f"the messages of a request have more than {LOG_BYTES_MAX} bytes: send fewer at once")
-    return found
+    return messages
 
 
 def _parsed(signal: str, message: str, body: bytes) -> Any:
@@ -88,7 +88,7 @@ def _parsed(signal: str, message: str, body: bytes) -> Any:
     service, decode_error = _service(signal)
     request = getattr(service, message)()
     try:
-        if len(body) > CHECKED_BYTES_MIN:  # a smaller one cannot become much
+        if len(body) > CHECKED_BYTES_MIN:  # a smaller one cannot become large
             check_messages(body, request.DESCRIPTOR, BLOCKS_MAX)
         request.ParseFromString(body)
     except (MalformedMessage, decode_error) as error:
@@ -108,7 +108,7 @@ def _service(signal: str) -> tuple[Any, Any]:
 # -- metrics
 
 
-def _add_metric(found: SampleCollector, metric: Any, base: Mapping[str, str], now_us: int) -> None:
+def _add_metric(collector: SampleCollector, metric: Any, base: Mapping[str, str], now_us: int) -> None:
     kind = metric.WhichOneof("data")
     name = _metric_name(metric.name)
     if kind is None or not name:
@@ -116,19 +116,19 @@ def _add_metric(found: SampleCollector, metric: Any, base: Mapping[str, str], no
     data = getattr(metric, kind)
     delta = kind in ("sum", "histogram") and data.aggregation_temporality != _CUMULATIVE
     if kind == "exponential_histogram" or delta:
-        found.left_out += len(data.data_points)
+        collector.left_out += len(data.data_points)
         return
     if kind == "sum" and data.is_monotonic and not name.endswith("_total"):
         name += "_total"
     types = {"sum": "counter" if kind == "sum" and data.is_monotonic else "gauge"}
-    found.describe(name, type=types.get(kind, kind), unit=metric.unit, help=metric.description)
+    collector.describe(name, type=types.get(kind, kind), unit=metric.unit, help=metric.description)
     for point in data.data_points:
         labels = {**base, **_labels(point.attributes)}
         time_us = point.time_unix_nano // 1_000 or now_us
         stale = bool(point.flags & _NO_VALUE)
         for suffix, more, value in _values(kind, point):
             full = {**labels, **more, METRIC: name + suffix}
-            found.add(full, time_us, STALE if stale else value)
+            collector.add(full, time_us, STALE if stale else value)
 
 
 def _values(kind: str, point: Any) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -137,7 +137,7 @@ def _values(kind: str, point: Any) -> Iterator[tuple[str, dict[str, str], float]
         yield "", {}, float(point.as_int if point.WhichOneof("value") == "as_int" else point.as_double)
     elif kind == "summary":
         for quantile in point.quantile_values:
-            yield "", {"quantile": _shown(quantile.quantile)}, quantile.value
+            yield "", {"quantile": _number_text(quantile.quantile)}, quantile.value
         yield "_count", {}, float(point.count)
         yield "_sum", {}, point.sum
     else:
@@ -147,14 +147,14 @@ def _values(kind: str, point: Any) -> Iterator[tuple[str, dict[str, str], float]
         total = 0
         for bound, count in zip(bounds, counts, strict=False):
             total += count
-            yield "_bucket", {"le": _shown(bound)}, float(total)
+            yield "_bucket", {"le": _number_text(bound)}, float(total)
         yield "_bucket", {"le": "+Inf"}, float(point.count)
         yield "_count", {}, float(point.count)
         if point.HasField("sum"):
             yield "_sum", {}, point.sum
 
 
-def _shown(number: float) -> str:
+def _number_text(number: float) -> str:
     return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
 
@@ -170,9 +170,9 @@ def _label_name(name: str) -> str:
 
 def _target(attributes: Iterable[Any]) -> dict[str, str]:
     """Return `job` and `instance` of a resource."""
-    known = {pair.key: _text(pair.value) for pair in attributes}
-    name, space = known.get("service.name", ""), known.get("service.namespace", "")
-    labels = {"job": f"{space}/{name}" if space and name else name, "instance": known.get("service.instance.id", "")}
+    texts = {pair.key: _text(pair.value) for pair in attributes}
+    name, space = texts.get("service.name", ""), texts.get("service.namespace", "")
+    labels = {"job": f"{space}/{name}" if space and name else name, "instance": texts.get("service.instance.id", "")}
     return {key: value for key, value in labels.items() if value}
 
 
@@ -197,20 +197,20 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return an attribute's value as one of Python, which JSON can hold."""
+    """Return an attribute's value as a Python value that JSON can hold."""
     if depth > NESTED_MAX:
         raise Invalid(f"an attribute is nested more than {NESTED_MAX} deep")
     kind = value.WhichOneof("value")
     if kind is None:
         return ""
-    given = getattr(value, kind)
+    content = getattr(value, kind)
     if kind == "array_value":
-        return [_plain(item, depth + 1) for item in given.values]
+        return [_plain(item, depth + 1) for item in content.values]
     if kind == "kvlist_value":
-        return {pair.key: _plain(pair.value, depth + 1) for pair in given.values}
-    if kind == "double_value" and not abs(given) < float("inf"):
-        return str(given)
-    return given.hex() if isinstance(given, bytes) else given
+        return {pair.key: _plain(pair.value, depth + 1) for pair in content.values}
+    if kind == "double_value" and not abs(content) < float("inf"):
+        return str(content)
+    return content.hex() if isinstance(content, bytes) else content
 
 
 def _attributes(attributes: Iterable[Any]) -> dict[str, Any]:

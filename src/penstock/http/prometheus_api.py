@@ -140,7 +140,7 @@ def _limit(parameters: Parameters) -> int:
 
 
 def _limited(rows: list[T], request: ReadRequest) -> list[T]:
-    """Return at most as many rows as the request wants, and warn if that are not all."""
+    """Return at most as many rows as the request wants, and warn if there are more."""
     limit = _limit(request.parameters)
     if len(rows) > limit:
         request.warnings.append("results truncated due to limit")
@@ -187,12 +187,12 @@ def _evaluated(table: SeriesReader, text: str, grid: StepGrid, request: ReadRequ
     _limit(request.parameters)  # before the work
     settings, budget = _settings(request.parameters), request.budget()
     try:
-        found = result_json(table.evaluate(text, grid, budget, instant=instant, settings=settings))
+        answer = result_json(table.evaluate(text, grid, budget, instant=instant, settings=settings))
     except Invalid as refused:
         raise ExecutionRefused(str(refused)) from None
-    if found["resultType"] in ("vector", "matrix"):
-        found["result"] = _limited(found["result"], request)
-    return found
+    if answer["resultType"] in ("vector", "matrix"):
+        answer["result"] = _limited(answer["result"], request)
+    return answer
 
 
 def _query_exemplars(table: SeriesReader, request: ReadRequest) -> Any:
@@ -203,7 +203,7 @@ def _query_exemplars(table: SeriesReader, request: ReadRequest) -> Any:
 
 
 def _series(table: SeriesReader, request: ReadRequest) -> Any:
-    limit, found, budget = _limit(request.parameters), {}, request.budget()
+    limit, label_sets, budget = _limit(request.parameters), {}, request.budget()
     selectors, times = _selectors(request.parameters, needed=True), _times(request.parameters)
     for selector in () if _is_empty(times) else selectors:
         rows = table.series(selector, *times, timeout_s=budget.remaining_s())
@@ -211,10 +211,10 @@ def _series(table: SeriesReader, request: ReadRequest) -> Any:
             budget.check()
             for row in batch.to_pylist():
                 labels = {METRIC: row["metric"], **dict(row["labels"])}
-                found[tuple(sorted(labels.items()))] = labels
-            if len(found) > limit:
-                return _limited(list(found.values()), request)
-    return list(found.values())
+                label_sets[tuple(sorted(labels.items()))] = labels
+            if len(label_sets) > limit:
+                return _limited(list(label_sets.values()), request)
+    return list(label_sets.values())
 
 
 def _labels(table: SeriesReader, request: ReadRequest) -> Any:
@@ -237,8 +237,8 @@ def label_values(table: SeriesReader, name: str, request: ReadRequest) -> list[s
 def _metadata(table: SeriesReader, request: ReadRequest) -> Any:
     parameters = request.parameters
     metric = _one(parameters, "metric") if parameters.get("metric") else None
-    known = list(table.metadata(metric).items())[: _limit(parameters)]
-    return {name: [{"type": each.type or "unknown", "help": each.help, "unit": each.unit}] for name, each in known}
+    metadata = list(table.metadata(metric).items())[: _limit(parameters)]
+    return {name: [{"type": each.type or "unknown", "help": each.help, "unit": each.unit}] for name, each in metadata}
 
 
 def _buildinfo(table: SeriesReader, request: ReadRequest) -> Any:
@@ -249,15 +249,15 @@ def _tsdb(table: SeriesReader, request: ReadRequest) -> Any:
     text = _one(request.parameters, "limit") if request.parameters.get("limit") else "10"
     if not text.isdecimal() or len(text) > 9 or not 0 < int(text) <= TOP_MAX:
         raise Invalid(f"limit is a number from 1 to {TOP_MAX:,}, not {in_short(text)}")
-    found = table.cardinality(top=int(text))
+    cardinality = table.cardinality(top=int(text))
 
     def rows(counts: Mapping[str, int]) -> list[dict[str, Any]]:
         return [{"name": name, "value": count} for name, count in counts.items()]
 
     return {
-        "headStats": {"numSeries": found.series},
-        "seriesCountByMetricName": rows(found.metrics),
-        "labelValueCountByLabelName": rows(found.labels),
+        "headStats": {"numSeries": cardinality.series},
+        "seriesCountByMetricName": rows(cardinality.metrics),
+        "labelValueCountByLabelName": rows(cardinality.labels),
     }
 
 

@@ -41,7 +41,7 @@ METRIC_TYPES = ("unknown", "counter", "gauge", "histogram", "histogram", "summar
 # A sample as all senders write it: the field, 16 bytes, the value, and milliseconds (since 2004) in six bytes.
 SAMPLE_BYTES = 18
 _SAMPLE_HEAD = b"\x12\x10\x09"
-_FIXED_PLACES, _FIXED_BYTES = [0, 1, 2, 11], np.array([0x12, 0x10, 0x09, 0x10], np.uint8)
+_FIXED_OFFSETS, _FIXED_BYTES = [0, 1, 2, 11], np.array([0x12, 0x10, 0x09, 0x10], np.uint8)
 _CONTINUED = np.array([1, 1, 1, 1, 1, 0], np.uint8)  # the highest bits of a varint of six bytes
 _DOUBLE = struct.Struct("<d")
 _FIELD_1, _FIELD_2, _FIELD_3, _FIELD_4, _FIELD_5 = (number << 3 | BLOCK for number in range(1, 6))
@@ -64,11 +64,11 @@ def write_version(content_type: str) -> int:
 def decode_write(body: bytes, version: int, cache: LabelCache | None = None) -> ReceivedSamples:
     """Decompress and decode a request of version 1 or 2; `Invalid` if it is malformed or too large."""
     data = decompressed(body)
-    known = (cache or LabelCache()).current()
+    known_labels = (cache or LabelCache()).current()
     try:
-        if version == 1 and (found := _repeated_series(data, known)) is not None:
-            return found
-        request = _WriteRequest(data, known)
+        if version == 1 and (samples := _repeated_series(data, known_labels)) is not None:
+            return samples
+        request = _WriteRequest(data, known_labels)
         return request.version_1() if version == 1 else request.version_2()
     except (MalformedMessage, UnicodeDecodeError) as error:
         raise Invalid(f"the body is not a request of remote write {version}.0: {error}") from None
@@ -97,9 +97,9 @@ def decompressed(body: bytes) -> bytes:
     return data
 
 
-def _repeated_series(data: bytes, known: KnownLabels) -> ReceivedSamples | None:
+def _repeated_series(data: bytes, known_labels: KnownLabels) -> ReceivedSamples | None:
     """Decode a request of version 1 in which every series is known and has one sample; None for any other."""
-    get, at, size = known.get, 0, len(data)
+    get, at, size = known_labels.get, 0, len(data)
     series: list[KnownSeries] = []
     ends: list[int] = []
     try:
@@ -108,24 +108,24 @@ def _repeated_series(data: bytes, known: KnownLabels) -> ReceivedSamples | None:
             if length > 127:
                 start, length = at + 3, length & 127 | data[at + 2] << 7
             end = start + length
-            one = get(data[start : end - SAMPLE_BYTES])
-            if one is None or data[at] != _SERIES_1 or not SAMPLE_BYTES < length < 1 << 14:
+            entry = get(data[start : end - SAMPLE_BYTES])
+            if entry is None or data[at] != _SERIES_1 or not SAMPLE_BYTES < length < 1 << 14:
                 return None
-            series.append(one)
+            series.append(entry)
             ends.append(end)
             at = end
     except IndexError:
         return None
     if at != size or not 0 < len(series) <= samples_module.SERIES_MAX:
         return None
-    places = np.array(ends)[:, None] + np.arange(-SAMPLE_BYTES, 0)
-    columns = _plain_samples(np.frombuffer(data, np.uint8)[places])
+    offsets = np.array(ends)[:, None] + np.arange(-SAMPLE_BYTES, 0)
+    columns = _plain_samples(np.frombuffer(data, np.uint8)[offsets])
     if columns is None:
         return None
-    numbers = {one: number for number, one in enumerate(dict.fromkeys(series))}
+    numbers = {entry: number for number, entry in enumerate(dict.fromkeys(series))}
     index = np.fromiter(map(numbers.__getitem__, series), np.int64, len(series))
-    table = known.table(tuple(numbers))
-    return ReceivedSamples([one.labels for one in numbers], index, columns[0] * 1_000, columns[1], table=table)
+    table = known_labels.table(tuple(numbers))
+    return ReceivedSamples([entry.labels for entry in numbers], index, columns[0] * 1_000, columns[1], table=table)
 
 
 class _WriteRequest:
@@ -135,7 +135,7 @@ class _WriteRequest:
         self._data = data
         self._cache = cache
         self._budget = FieldBudget()
-        self._found = SampleCollector()
+        self._collector = SampleCollector()
         self._numbers: list[int] = []  # of each entry, its series
         self._fields: list[bytes] = []  # its samples, as they were sent
         self._counts: list[int] = []  # and how many they are
@@ -145,8 +145,8 @@ class _WriteRequest:
         if len(self._numbers) == samples_module.SERIES_MAX:
             raise Invalid(f"a request has at most {samples_module.SERIES_MAX} series: send fewer at once")
         self._total += count
-        self._found.check_room(self._total)
-        self._numbers.append(self._found.number_of(labels))
+        self._collector.check_room(self._total)
+        self._numbers.append(self._collector.number_of(labels))
         self._fields.append(samples)
         self._counts.append(count)
 
@@ -163,7 +163,7 @@ class _WriteRequest:
         if len(times_ms) and not low <= times_ms.min() <= times_ms.max() < high:
             raise Invalid("a sample's time is outside the years 1 to 9999: it is in milliseconds since 1970")
         index = np.repeat(np.array(self._numbers, np.int64), np.array(self._counts, np.int64))
-        return self._found.with_samples(index, times_ms * 1_000, values)
+        return self._collector.with_samples(index, times_ms * 1_000, values)
 
     # -- version 1: series (1) of labels (1), samples (2) and histograms (4); metadata (3)
 
@@ -172,8 +172,9 @@ class _WriteRequest:
         for tag, _, start, end in read_fields(data, 0, len(data), self._budget):
             if tag == _SERIES_1:
                 split = end - SAMPLE_BYTES
-                if data[split : split + 3] == _SAMPLE_HEAD and (known := get(data[start:split])) is not None:
-                    self._add(known.labels, data[split:end], 1)  # known labels end at a field, so this is one sample
+                if data[split : split + 3] == _SAMPLE_HEAD and (known_series := get(data[start:split])) is not None:
+                    # Known labels end at a field, so what is left is one sample.
+                    self._add(known_series.labels, data[split:end], 1)
                 else:
                     self._series_1(start, end)
             elif tag == _METADATA_1:
@@ -192,9 +193,9 @@ class _WriteRequest:
                 labels_end = stop if labels_end == begin else -1
             elif tag == _FIELD_2:
                 spans.append((begin, stop))
-                self._found.check_room(self._total + len(spans))
+                self._collector.check_room(self._total + len(spans))
             elif tag == _FIELD_4:
-                self._found.left_out += 1
+                self._collector.left_out += 1
         labels = _checked(pairs)
         if labels_end > 0:
             self._cache.put(self._data[at:labels_end], labels, labels_end - at)
@@ -217,7 +218,7 @@ class _WriteRequest:
                 number = start
             elif tag & 7 == BLOCK and tag >> 3 in texts:
                 texts[tag >> 3] = self._text(start, stop)
-        self._found.describe(texts[2], type=_type(number), help=texts[4], unit=texts[5])
+        self._collector.describe(texts[2], type=_type(number), help=texts[4], unit=texts[5])
 
     # -- version 2: symbols (4); series (5) of references (1), samples (2), histograms (3) and metadata (5)
 
@@ -248,9 +249,9 @@ class _WriteRequest:
                 refs += self._packed(start, stop)
             elif tag == _FIELD_2:
                 spans.append((begin, stop))
-                self._found.check_room(self._total + len(spans))
+                self._collector.check_room(self._total + len(spans))
             elif tag == _FIELD_3:
-                self._found.left_out += 1
+                self._collector.left_out += 1
             elif tag == _FIELD_5:
                 about = start, stop
             elif tag == _NUMBER_1:
@@ -260,9 +261,9 @@ class _WriteRequest:
         if len(refs) % 2 or len(refs) > 2 * LABELS_MAX:
             raise Invalid(f"labels_refs are pairs, at most {LABELS_MAX} of them, not {len(refs)} numbers")
         texts = tuple([_symbol(symbols, ref) for ref in refs])
-        known = self._cache.get(texts)
-        if known is not None:
-            labels = known.labels
+        known_series = self._cache.get(texts)
+        if known_series is not None:
+            labels = known_series.labels
         else:
             labels = _checked(list(zip(texts[::2], texts[1::2], strict=True)))
             self._cache.put(texts, labels, sum(map(len, texts)))
@@ -290,7 +291,7 @@ class _WriteRequest:
         if any(numbers.values()):
             kind = _type(numbers[1])
             text, unit = (_symbol(symbols, numbers[field]) for field in (3, 4))
-            self._found.describe(_family(dict(labels)[METRIC], kind), type=kind, help=text, unit=unit)
+            self._collector.describe(_family(dict(labels)[METRIC], kind), type=kind, help=text, unit=unit)
 
 
 def _checked(pairs: list[tuple[str, str]]) -> Labels:
@@ -312,7 +313,7 @@ def _symbol(symbols: list[str], ref: int) -> str:
 def _decoded_samples(fields: list[bytes], budget: FieldBudget) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Return the times, in milliseconds, and the values of samples."""
     data = b"".join(fields)
-    if not any(len(some) % SAMPLE_BYTES for some in fields):
+    if not any(len(field) % SAMPLE_BYTES for field in fields):
         columns = _plain_samples(np.frombuffer(data, np.uint8).reshape(-1, SAMPLE_BYTES))
         if columns is not None:
             return columns
@@ -334,7 +335,7 @@ def _plain_samples(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
     """Return times and values of samples in the usual layout, each SAMPLE_BYTES bytes; None if one has another."""
     high = rows[:, 12:] >> 7
-    if not (rows[:, _FIXED_PLACES] == _FIXED_BYTES).all() or (high != _CONTINUED).any():
+    if not (rows[:, _FIXED_OFFSETS] == _FIXED_BYTES).all() or (high != _CONTINUED).any():
         return None
     values = np.ascontiguousarray(rows[:, 3:11]).view("<f8").reshape(-1).astype(np.float64)
     digits = (rows[:, 12:] & 127).astype(np.int64)

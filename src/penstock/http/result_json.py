@@ -36,16 +36,16 @@ def result_json(result: QueryResult) -> dict[str, Any]:
     labels = samples.labels.take(rows).label_sets()
     if result.kind == "vector":  # one point each, all at the same time
         instants = _instants(samples.times, samples.values)
-        found = [{"metric": metric, "value": point} for metric, point in zip(labels, instants, strict=True)]
+        entries = [{"metric": metric, "value": point} for metric, point in zip(labels, instants, strict=True)]
     else:
         points = _points(samples.times, samples.values)
         borders = pa.array(np.append(samples.starts[rows], len(samples.values)), pa.int32())
         joined = pc.binary_join(pa.ListArray.from_arrays(borders, points), b",").to_pylist()
-        found = [
+        entries = [
             {"metric": metric, "values": msgspec.Raw(b"[%b]" % text)}
             for metric, text in zip(labels, joined, strict=True)
         ]
-    return {"resultType": result.kind, "result": found}
+    return {"resultType": result.kind, "result": entries}
 
 
 def _instants(times_us: I64, values: F64) -> list[msgspec.Raw]:

@@ -31,7 +31,7 @@ LabelKey: TypeAlias = bytes | tuple[str, ...]  # labels as they were sent
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSamples:
-    """Samples, each with the number of its series, and what was said about metrics."""
+    """Samples, each with the number of its series, and metadata of metrics."""
 
     series: Sequence[Labels]  # checked, the metric as `__name__`
     index: npt.NDArray[np.int64]
@@ -108,7 +108,7 @@ class KnownLabels:
 
 
 class LabelCache:
-    """What was decoded lately; begun anew when it is full. A request uses what is `current` when it begins."""
+    """Labels that were decoded lately; emptied when full. A request uses those that are `current` when it begins."""
 
     def __init__(self) -> None:
         self._current = KnownLabels()
@@ -167,11 +167,11 @@ class SampleCollector:
         self._index.append(number)
         self._values.append(value)
 
-    def describe(self, metric: str, **known: str) -> None:
+    def describe(self, metric: str, **fields: str) -> None:
         """Add metadata of a metric; the last of a metric counts. A text that is too long is cut."""
         if len(self.metadata) == SERIES_MAX:
             raise Invalid(f"a request describes at most {SERIES_MAX} metrics: send fewer at once")
-        texts = {name: text.encode()[:HELP_BYTES_MAX].decode(errors="ignore") for name, text in known.items()}
+        texts = {name: text.encode()[:HELP_BYTES_MAX].decode(errors="ignore") for name, text in fields.items()}
         self.metadata[metric] = MetricMetadata(metric, **texts)
 
     def result(self) -> ReceivedSamples:

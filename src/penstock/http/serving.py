@@ -67,8 +67,8 @@ def serve_http(
     except (OSError, ssl.SSLError) as error:
         raise Invalid(f"certificate and key are not a pair of PEM files: {error}") from None
     server = uvicorn.Server(config)
-    listening = _listening(host, port)
-    thread = threads.spawn(lambda: _run(server, listening), name="penstock-http")
+    listener = _listen(host, port)
+    thread = threads.spawn(lambda: _run(server, listener), name="penstock-http")
     try:
         clock = SystemClock()
         until_s = clock.monotonic_s() + START_S
@@ -76,12 +76,12 @@ def serve_http(
             if clock.monotonic_s() > until_s or not thread.is_alive():
                 raise WaitExpired(f"the HTTP server did not start within {START_S:g} s: retry later")
             pause(0.01)
-        yield listening.getsockname()[1]
+        yield listener.getsockname()[1]
     finally:
         application.state.stop()
         server.should_exit = True
         thread.join(2 * END_S)
-        listening.close()
+        listener.close()
 
 
 def find_tables(store: Any, table: str | None, logs: str | None, *, create: bool) -> str | None:
@@ -105,9 +105,9 @@ def find_tables(store: Any, table: str | None, logs: str | None, *, create: bool
     return table
 
 
-def _run(server: uvicorn.Server, listening: socket.socket) -> None:
+def _run(server: uvicorn.Server, listener: socket.socket) -> None:
     with asyncio.Runner(loop_factory=_PromptLoop) as runner:
-        runner.run(server.serve(sockets=[listening]))
+        runner.run(server.serve(sockets=[listener]))
 
 
 class _PromptLoop(asyncio.SelectorEventLoop):
@@ -123,9 +123,9 @@ class _PromptProtocol(H11Protocol):
     """Ends a connection on which nothing goes on for IDLE_S seconds.
 
     The next request has to begin, with all of its headers, and something of an answer has to be read, which is held in
-    memory until then. What comes of a body after its answer, to whoever has no token for instance, does not count.
-    Beyond CONNECTIONS_MAX, the connection ends that has waited longest for its next request: whoever opens many and
-    sends nothing does not keep others out.
+    memory until then. What arrives of a body after its answer, as from a client without a token, does not count.
+    Beyond CONNECTIONS_MAX, the connection that has waited longest for its next request ends: a client that opens many
+    and sends nothing does not keep others out.
     """
 
     _reading: asyncio.TimerHandle | None = None  # of a client that does not read as fast as it is answered
@@ -134,8 +134,12 @@ class _PromptProtocol(H11Protocol):
         super().connection_made(transport)
         self._end_at(self.loop.time() + self.timeout_keep_alive)
         if len(self.connections) > CONNECTIONS_MAX:
-            waiting = (one for one in self.connections if isinstance(one, _PromptProtocol) and one.waits_until)
-            min(waiting, key=lambda one: one.waits_until).end()
+            waiting = (
+                connection
+                for connection in self.connections
+                if isinstance(connection, _PromptProtocol) and connection.waits_until
+            )
+            min(waiting, key=lambda connection: connection.waits_until).end()
 
     @property
     def waits_until(self) -> float:
@@ -152,7 +156,7 @@ class _PromptProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         waiting = self.timeout_keep_alive_task
-        super().data_received(data)  # which stops to wait, even for a part of the headers
+        super().data_received(data)  # which stops the wait, even for a part of the headers
         if waiting is not None and self.timeout_keep_alive_task is None and self._is_idle:
             self._end_at(waiting.when())
 
@@ -189,15 +193,15 @@ class _PromptProtocol(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_at(time_s, self.timeout_keep_alive_handler)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named: without it asyncio leaves Nagle's algorithm on, and an answer waits 40 ms.
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(128)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
     except (OSError, OverflowError) as error:
-        made.close()
+        listener.close()
         raise Invalid(f"cannot listen on {host}:{port}: {error}") from None
-    return made
+    return listener

@@ -1,11 +1,11 @@
 """Accepts connections over TLS: a bounded number of handshakes at a time, each for a few seconds.
 
-asyncio's own server bounds a handshake by time only, and tells nobody about it before it is done. So whoever opens
+asyncio's own server bounds a handshake by time only, and reports it only once it is done. So a client that opens
 connections and sends nothing would hold a descriptor and some 100 KB of memory for each. Here one handshake too many
-ends the oldest one of the address that has the most: a stranger keeps out at most himself.
+ends the oldest one of the address that has the most: a stranger locks out nobody else.
 
 Thread: that of the event loop.
-Invariant: at most HANDSHAKES_MAX connections that have not shown who they are have a descriptor each.
+Invariant: at most HANDSHAKES_MAX connections whose handshake is not done have a descriptor each.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TlsListener:
             self._loop.call_later(NO_DESCRIPTORS_S, self._accept_again)
             return
         connection.setblocking(False)
-        caller = Caller(address[0], lambda one: self._tasks[one].cancel())
+        caller = Caller(address[0], lambda oldest: self._tasks[oldest].cancel())
         task = self._tasks[caller] = self._loop.create_task(self._begin(connection, caller))
         task.add_done_callback(lambda _: self._ended(connection, caller))
         self.strangers.enter(caller)

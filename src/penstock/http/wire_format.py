@@ -1,7 +1,7 @@
 """Protobuf's wire format: the fields of a message, read in place.
 
 Strangers send these bytes. A library turns two of them into an object of a hundred, so bodies are walked here first:
-remote write is decoded without such objects, and of OTLP's the number is known before the library builds them.
+remote write is decoded without such objects, and those of OTLP are counted before the library builds them.
 
 Thread: pure functions.
 """
@@ -24,13 +24,13 @@ class MalformedMessage(ValueError):
 
 
 def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return an unsigned number and the place after it."""
+    """Return an unsigned number and the position after it."""
     value = shift = 0
-    for place in range(at, min(end, at + _VARINT_BYTES_MAX)):
-        byte = data[place]
+    for position in range(at, min(end, at + _VARINT_BYTES_MAX)):
+        byte = data[position]
         value |= (byte & 127) << shift
         if byte < 128:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, place + 1
+            return value & 0xFFFF_FFFF_FFFF_FFFF, position + 1
         shift += 7
     raise MalformedMessage("a number is cut short or too long")
 

@@ -531,7 +531,7 @@ def test_messages_are_counted_before_they_are_objects(monkeypatch: pytest.Monkey
 
 def test_answers_are_not_delayed(store: Any) -> None:
     """Nagle's algorithm is off: an answer of two packets would wait for the client's delayed acknowledgement."""
-    listening = serving._listening("127.0.0.1", 0)
+    listening = serving._listen("127.0.0.1", 0)
     with listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
         with accepted:
