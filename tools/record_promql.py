@@ -26,35 +26,38 @@ from promql_dataset import dataset  # noqa: E402
 GOLDEN = ROOT / "tests" / "golden" / "promql"
 
 
-def answer(found: dict) -> dict:
-    """Return what is kept of an answer."""
-    if found["status"] == "error":
-        return {"error": found["error"]}
-    kind, result = found["data"]["resultType"], found["data"]["result"]
+def answer(reply: dict) -> dict:
+    """Return the part of an answer that is recorded."""
+    if reply["status"] == "error":
+        return {"error": reply["error"]}
+    kind, result = reply["data"]["resultType"], reply["data"]["result"]
     if kind in ("scalar", "string"):
         return {"kind": kind, "value": result[1]}
-    return {"kind": kind, "series": [[one["metric"], one.get("values") or [one["value"]]] for one in result]}
+    return {
+        "kind": kind,
+        "series": [[series["metric"], series.get("values") or [series["value"]]] for series in result],
+    }
 
 
 def main() -> None:
     """Ask two servers, and write the files."""
     names = {"range": range_expressions(), "instant": instant_expressions()}
-    known = {name: load(GOLDEN / f"{name}.json.gz") for name in names}
-    new = {name: [e for e in expressions if e not in known[name]] for name, expressions in names.items()}
+    old_answers = {name: load(GOLDEN / f"{name}.json.gz") for name in names}
+    new = {name: [e for e in expressions if e not in old_answers[name]] for name, expressions in names.items()}
     answers: list[dict[str, dict]] = []
     for features in ((), (DELAYED,)):
         with tempfile.TemporaryDirectory() as folder, prometheus(Path(folder), dataset(), *features) as peer:
-            found = {e: answer(peer.range(e, *RANGE)) for e in new["range"]}
-            found |= {("instant", e): answer(peer.instant(e, INSTANT_MS)) for e in new["instant"]}
-            answers.append(found)
+            batch = {e: answer(peer.range(e, *RANGE)) for e in new["range"]}
+            batch |= {("instant", e): answer(peer.instant(e, INSTANT_MS)) for e in new["instant"]}
+            answers.append(batch)
     plain, delayed = answers
     chosen = {e: delayed[e] if "same labelset" in plain[e].get("error", "") else plain[e] for e in plain}
     for name, expressions in names.items():
-        kept = {e: known[name].get(e) or chosen[e if name == "range" else ("instant", e)] for e in expressions}
-        text = json.dumps(kept, indent=0, sort_keys=True, ensure_ascii=False)
+        golden = {e: old_answers[name].get(e) or chosen[e if name == "range" else ("instant", e)] for e in expressions}
+        text = json.dumps(golden, indent=0, sort_keys=True, ensure_ascii=False)
         (GOLDEN / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-        errors = sum("error" in one for one in kept.values())
-        print(f"{name}: {len(kept)} expressions, {len(new[name])} of them new, {errors} refused")
+        errors = sum("error" in entry for entry in golden.values())
+        print(f"{name}: {len(golden)} expressions, {len(new[name])} of them new, {errors} refused")
 
 
 def load(path: Path) -> dict[str, dict]:

@@ -27,7 +27,7 @@ from penstock.scheduler.runner import JobResult, JobRunner, JobRunnerSettings, r
 from penstock.scheduler.task import Outcome, PeriodicTask, StopSignal
 
 WAIT_S = 60.0
-LOOK_S = 0.05  # between two looks at a job that another thread runs
+POLL_S = 0.05  # between two checks of a job that another thread runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class DurableWork(Protocol):
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two calls of `due`."""
 
     def due(self) -> Iterable[JobRequest]:
         """Return a job for each table that has something to do. Must be cheap: it is called at every interval."""
@@ -80,16 +80,18 @@ class DurableJobs:
 
         A runner of its own: an upload that takes an hour must not delay a checkpoint.
         """
-        looking = [PeriodicTask(work.task, work.interval_s, partial(self._look, work)) for work in self._works.values()]
+        enqueuers = [
+            PeriodicTask(work.task, work.interval_s, partial(self._enqueue_task, work)) for work in self._works.values()
+        ]
         settings = JobRunnerSettings(renew_every_s=self._jobs.lease_s / 3)
-        running = [
+        runners = [
             JobRunner(runner_of(work.task), self._jobs, {kind: work.run}, settings=settings)
             for kind, work in self._works.items()
         ]
-        return [*looking, *running]
+        return [*enqueuers, *runners]
 
-    def _look(self, work: DurableWork) -> Outcome:
-        """Enqueue what is due of a kind, as a task."""
+    def _enqueue_task(self, work: DurableWork) -> Outcome:
+        """Enqueue what is due of a kind: the body of a task."""
         self.enqueue_due(work)
         return None  # not IDLE: what is due once a store is quiet would wait for an interval that idleness made longer
 
@@ -127,7 +129,7 @@ class DurableJobs:
                 return
             if self._stopping.is_set() or self._clock.monotonic_s() >= deadline_s:
                 raise GateShut(f"a job of kind {kind.name.lower()} did not end within {timeout_s:g} s: try again later")
-            self._stopping.wait(LOOK_S)
+            self._stopping.wait(POLL_S)
 
     def run_pending(self, kind: JobKind, db_id: int | None = None, job_id: JobId | None = None) -> bool:
         """Run the pending jobs of a kind (and table) in this thread; return whether `job_id`, or any, was run."""
@@ -141,7 +143,7 @@ class DurableJobs:
         return done
 
     def stop(self) -> None:
-        """Prepare to close: jobs in threads of callers end at their next look at the signal."""
+        """Prepare to close: jobs in threads of callers end when they next check the signal."""
         self._stopping.set()
 
     @property

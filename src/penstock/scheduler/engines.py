@@ -28,7 +28,7 @@ from penstock.scheduler.work import Plain, WorkCancelled, WorkerLost, WorkFailed
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.05  # between two looks at the stop signal of a call
+_POLL_S = 0.05  # between two checks of the stop signal of a call
 _KILL_S_MAX = 10.0  # for a killed process to be gone
 
 
@@ -296,7 +296,7 @@ class Engines:
     def __init__(self, makers: Mapping[str, Callable[[], Engine]] | None = None) -> None:
         self._lock = threads.lock("scheduler.engines")
         self._makers = dict(makers or {"thread": thread_engine, "process": process_engine})  # guarded by _lock
-        self._made: dict[str, Engine] = {}  # guarded by _lock
+        self._engines: dict[str, Engine] = {}  # guarded by _lock
         self._closed = False  # guarded by _lock
 
     def add(self, name: str, make: Callable[[], Engine]) -> None:
@@ -312,16 +312,16 @@ class Engines:
                 raise Closed("the engines were shut down: create new ones")
             if name not in self._makers:
                 raise Invalid(f"no engine is named {name}: there are {', '.join(sorted(self._makers))}")
-            if name not in self._made:
-                self._made[name] = self._makers[name]()
-            return self._made[name]
+            if name not in self._engines:
+                self._engines[name] = self._makers[name]()
+            return self._engines[name]
 
     def shutdown(self, timeout_s: float) -> bool:
         """Shut down all engines in turn, with `timeout_s` for each; False if one could not be ended."""
         with self._lock:
             self._closed = True
-            made, self._made = list(self._made.values()), {}
+            engines, self._engines = list(self._engines.values()), {}
         ended = [
-            engine.shutdown(timeout_s) for engine in made
+            engine.shutdown(timeout_s) for engine in engines
         ]  # all of them: a failing engine does not stop the others
         return all(ended)

@@ -36,8 +36,8 @@ class TaskState:
 
 def ready(states: Iterable[TaskState], now_s: float) -> list[str]:
     """Return the names of the tasks that may start now, in order."""
-    known = {state.name: state for state in states}
-    free = [state for state in known.values() if _due(state, now_s) and not _blocked(state, known, now_s)]
+    by_name = {state.name: state for state in states}
+    free = [state for state in by_name.values() if _due(state, now_s) and not _blocked(state, by_name, now_s)]
     free.sort(key=lambda state: (-_rank(state, now_s), state.due_s, state.name))
     return [state.name for state in free]
 
@@ -51,14 +51,14 @@ def check_order(runs_after: Mapping[str, Collection[str]]) -> None:
     """Raise `Invalid` if the runs-after relation has a cycle."""
     done: set[str] = set()
 
-    def visit(name: str, way: list[str]) -> None:
-        if name in way:
-            circle = " after ".join([*way[way.index(name) :], name])
-            raise Invalid(f"tasks depend on each other ({circle}): remove one of these dependencies")
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            cycle = " after ".join([*path[path.index(name) :], name])
+            raise Invalid(f"tasks depend on each other ({cycle}): remove one of these dependencies")
         if name in done:
             return
         for earlier in runs_after.get(name, ()):
-            visit(earlier, [*way, name])
+            visit(earlier, [*path, name])
         done.add(name)
 
     for name in runs_after:
@@ -95,9 +95,9 @@ def _due(state: TaskState, now_s: float) -> bool:
     return not state.running and state.due_s <= now_s
 
 
-def _blocked(state: TaskState, known: Mapping[str, TaskState], now_s: float) -> bool:
+def _blocked(state: TaskState, by_name: Mapping[str, TaskState], now_s: float) -> bool:
     for name in state.runs_after:
-        earlier = known.get(name)
+        earlier = by_name.get(name)
         if earlier is None or earlier.last_start_s >= state.due_s:
             continue
         if earlier.running or _due(earlier, now_s):

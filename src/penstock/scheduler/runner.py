@@ -29,7 +29,7 @@ from penstock.scheduler.work import WorkCancelled, WorkFailed
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.05  # between two looks at the signals of a job
+_POLL_S = 0.05  # between two checks of the signals of a job
 
 
 class JobSource(Protocol):
@@ -122,7 +122,7 @@ def _is_permanent(error: BaseException) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRunnerStatistics:
-    """A runner since it was made."""
+    """Counters of a runner since it was created."""
 
     completed: int
     failed: int

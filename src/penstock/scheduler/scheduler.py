@@ -93,7 +93,7 @@ class Scheduler:
         with self._lock:
             if not self._workers and not self._table.stop.is_set():
                 table = self._table
-                with table.held():  # else the first workers compete with the start of the others
+                with table.pause_starts():  # else the first workers compete with the start of the others
                     for number in range(1, self._settings.workers + 1):
                         worker = threads.spawn(lambda: _work(table), name=f"penstock-scheduler-{number}")
                         self._workers.append(worker)
@@ -206,6 +206,6 @@ def _execute(table: TaskTable, run: TaskRun) -> None:
     if isinstance(failure, Closed) and is_new:
         _log.error("%s", failure)
     elif failure is not None and is_new:
-        what = "is retried" if run.periodic else "is not retried"
+        retry = "is retried" if run.periodic else "is not retried"
         trace = None if isinstance(failure, PenstockError) else failure  # of a bug: a typed error says all in its line
-        _log.error("%s failed in run %d (%s) and %s", run.name, run.run_id, error, what, exc_info=trace)
+        _log.error("%s failed in run %d (%s) and %s", run.name, run.run_id, error, retry, exc_info=trace)

@@ -124,7 +124,7 @@ class TaskTable:
             if task.name in self._entries:
                 raise Invalid(f"a task named {task.name} is registered already: give each task its own name")
             entry = _TaskEntry(task, self._clock.monotonic_s())
-            orders = {known.name: known.runs_after for known in self._entries.values()}
+            orders = {other.name: other.runs_after for other in self._entries.values()}
             plan.check_order({**orders, entry.name: entry.runs_after})
             self._entries[entry.name] = entry
             self._changed.notify_all()
@@ -138,7 +138,7 @@ class TaskTable:
             self._changed.notify()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def pause_starts(self) -> Iterator[None]:
         """Let no run begin during a block."""
         with self._changed:
             yield
@@ -192,7 +192,7 @@ class TaskTable:
         Return whether the error is to be logged: not if a task failed with it last, and has not succeeded since.
         """
         with self._changed:
-            known = any(entry.failures_in_row and entry.last_error == error for entry in self._entries.values())
+            repeated = any(entry.failures_in_row and entry.last_error == error for entry in self._entries.values())
             self._running.remove(run)
             now_s = self._clock.monotonic_s()
             if run.periodic:
@@ -201,7 +201,7 @@ class TaskTable:
                 self._spawned_runs += 1
                 self._spawned_failures += error is not None
             self._changed.notify_all()
-            return error is not None and not known
+            return error is not None and not repeated
 
     def _finish(self, entry: _TaskEntry, run: TaskRun, now_s: float, interval_s: float, error: str | None) -> None:
         entry.running = False

@@ -69,7 +69,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._received = bytearray()
+        self._buffer = bytearray()
 
     def send(self, message: Message, timeout_s: float | None) -> None:
         """Send a message; `OSError` if the other end is gone or does not read in time."""
@@ -87,23 +87,23 @@ class Channel:
                 return None
             if not part:
                 raise ConnectionResetError("the other end closed the connection")
-            self._received += part
+            self._buffer += part
         return message
 
     def close(self) -> None:
         self._connection.close()
 
     def _next(self) -> Message | None:
-        if len(self._received) < LENGTH.size:
+        if len(self._buffer) < LENGTH.size:
             return None
-        (length,) = LENGTH.unpack_from(self._received)
+        (length,) = LENGTH.unpack_from(self._buffer)
         if length > _FRAME_BYTES_MAX:
             raise ConnectionError(f"a message of {length} bytes: the other end is not a worker")
         end = LENGTH.size + length
-        if len(self._received) < end:
+        if len(self._buffer) < end:
             return None
-        frame = bytes(self._received[LENGTH.size : end])
-        del self._received[:end]
+        frame = bytes(self._buffer[LENGTH.size : end])
+        del self._buffer[:end]
         try:
             message: Message = _decoder.decode(frame)
             return message

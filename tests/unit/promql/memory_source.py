@@ -1,4 +1,4 @@
-"""The dataset as a source of samples in memory. It leaves out all that it may leave out."""
+"""The dataset as a source of samples in memory. It leaves out every sample that a source may leave out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MemorySource:
     def __init__(self, series: Sequence[Series] | None = None) -> None:
         self._series = dataset() if series is None else series
         self._columns = [
-            (np.array(some.times_ms, np.int64) * 1_000, np.array(some.values, np.float64)) for some in self._series
+            (np.array(entry.times_ms, np.int64) * 1_000, np.array(entry.values, np.float64)) for entry in self._series
         ]
 
     def select(
@@ -32,18 +32,18 @@ class MemorySource:
         labels, starts = [], [0]
         times: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = [np.zeros(0, np.int64)]
         values: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = [np.zeros(0)]
-        for some, (moments, numbers) in zip(self._series, self._columns, strict=True):
-            if not all(test.matches(some.labels.get(test.name, "")) for test in tests):
+        for series, (moments, numbers) in zip(self._series, self._columns, strict=True):
+            if not all(test.matches(series.labels.get(test.name, "")) for test in tests):
                 continue
             low, high = np.searchsorted(moments, start_us), np.searchsorted(moments, end_us, side="right")
             if low < high:
-                wanted = np.arange(low, high)
+                indices = np.arange(low, high)
                 if steps is not None:
-                    wanted = wanted[SampleSteps(steps.start_us, steps.step_us).last(moments[wanted])]
-                labels.append(some.labels)
-                times.append(moments[wanted])
-                values.append(numbers[wanted])
-                starts.append(starts[-1] + len(wanted))
+                    indices = indices[SampleSteps(steps.start_us, steps.step_us).last(moments[indices])]
+                labels.append(series.labels)
+                times.append(moments[indices])
+                values.append(numbers[indices])
+                starts.append(starts[-1] + len(indices))
         budget.check_series(len(labels))
         budget.add_samples(starts[-1])
         return SelectedSamples(

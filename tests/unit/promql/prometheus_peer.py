@@ -30,10 +30,10 @@ class PrometheusPeer:
         body = urllib.parse.urlencode(parameters).encode()
         try:
             with urllib.request.urlopen(f"{self._url}/api/v1/{path}", body, timeout=30) as answer:
-                found: dict[str, Any] = json.load(answer)
+                reply: dict[str, Any] = json.load(answer)
         except urllib.error.HTTPError as refused:
-            found = json.load(refused)
-        return found
+            reply = json.load(refused)
+        return reply
 
     def range(self, expression: str, start_ms: int, end_ms: int, step_ms: int) -> dict[str, Any]:
         times = {"start": f"{start_ms / 1000}", "end": f"{end_ms / 1000}", "step": f"{step_ms / 1000}"}
@@ -44,10 +44,10 @@ class PrometheusPeer:
 
     def write(self, series: Sequence[Series]) -> None:
         """Send all samples by remote write, in slices of time: the head takes nothing an hour older than its latest."""
-        first = min(some.times_ms[0] for some in series)
-        last = max(some.times_ms[-1] for some in series)
+        first = min(entry.times_ms[0] for entry in series)
+        last = max(entry.times_ms[-1] for entry in series)
         for start in range(first, last + 1, 600_000):
-            parts = [_series(some, start, start + 600_000) for some in series]
+            parts = [_series(entry, start, start + 600_000) for entry in series]
             body = b"".join(field(1, part) for part in parts if part)
             packed = pa.Codec("snappy").compress(body, asbytes=True)
             request = urllib.request.Request(f"{self._url}/api/v1/write", packed)

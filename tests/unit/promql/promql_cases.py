@@ -76,8 +76,8 @@ SELECTORS = (
 
 def range_expressions() -> list[str]:
     """Expressions that are evaluated over a range of steps."""
-    made = [*_selectors(), *_windows(), *_values(), *_binaries(), *_aggregations(), *_infos(), *_others()]
-    return list(dict.fromkeys(made))
+    expressions = [*_selectors(), *_windows(), *_values(), *_binaries(), *_aggregations(), *_infos(), *_others()]
+    return list(dict.fromkeys(expressions))
 
 
 def instant_expressions() -> list[str]:
@@ -112,9 +112,9 @@ def instant_expressions() -> list[str]:
 
 
 def _selectors() -> list[str]:
-    made = list(SELECTORS)
+    expressions = list(SELECTORS)
     for selector in ("requests_total", "temperature", "ending", "sparse"):
-        made += [
+        expressions += [
             f"{selector} offset 3m",
             f"{selector} offset -2m",
             f"{selector} @ 1700001500",
@@ -127,15 +127,15 @@ def _selectors() -> list[str]:
             f"timestamp({selector} @ 1700001500)",
             f"timestamp(-{selector})",
         ]
-    return made
+    return expressions
 
 
 def _windows() -> list[str]:
-    made = []
+    expressions = []
     for function in WINDOWED:
         for selector in ("requests_total", "temperature", "odd", "ending", "sparse"):
-            made += [f"{function}({selector}[5m])", f"{function}({selector}[47s])"]
-        made += [
+            expressions += [f"{function}({selector}[5m])", f"{function}({selector}[47s])"]
+        expressions += [
             f"{function}(requests_total[12m] offset 4m)",
             f"{function}(requests_total[4m] @ 1700002000)",
             f"{function}(temperature[10m] @ end() offset 5m)",
@@ -147,7 +147,7 @@ def _windows() -> list[str]:
             f'{function}(missing{{a="b",c=~"d"}}[5m])',
         ]
     for selector in ("temperature[8m]", "odd[5m]", "ending[7m]", "sparse[20m]", "requests_total[3m:20s]"):
-        made += [
+        expressions += [
             *(f"quantile_over_time({q}, {selector})" for q in ("0.5", "0", "1", "0.137", "-1", "2", "NaN")),
             f"predict_linear({selector}, 600)",
             f"predict_linear({selector}, -scalar(up{{instance='a:80'}}) * 100)",
@@ -155,7 +155,7 @@ def _windows() -> list[str]:
             f"double_exponential_smoothing({selector}, 0.4, 0.3)",
             f"double_exponential_smoothing({selector}, 0.9, 0.1)",
         ]
-    made += [
+    expressions += [
         "predict_linear(temperature[5m] @ 1700001800, 60)",
         "quantile_over_time(scalar(cpu{mode='idle',instance='a:80'}), temperature[5m])",
         "max_over_time(rate(requests_total[2m])[9m:1m] offset 1m)",
@@ -172,16 +172,21 @@ def _windows() -> list[str]:
         "avg_over_time(odd{kind='huge'}[20m])",
         "sum_over_time(odd{kind='cancel'}[19m])",
     ]
-    return made
+    return expressions
 
 
 def _values() -> list[str]:
-    made = []
+    expressions = []
     for function in UNARY:
-        made += [f"{function}(temperature)", f"{function}(cpu - 0.5)", f"{function}(odd)"]
+        expressions += [f"{function}(temperature)", f"{function}(cpu - 0.5)", f"{function}(odd)"]
     for function in CALENDAR:
-        made += [f"{function}()", f"{function}(epoch)", f"{function}(vector(1709210096))", f"{function}(timestamp(up))"]
-    made += [
+        expressions += [
+            f"{function}()",
+            f"{function}(epoch)",
+            f"{function}(vector(1709210096))",
+            f"{function}(timestamp(up))",
+        ]
+    expressions += [
         "clamp(temperature, -5, 5)",
         "clamp(temperature, 5, -5)",
         "clamp(odd, 1, 100)",
@@ -215,13 +220,13 @@ def _values() -> list[str]:
         "absent_over_time(ending{how='late'}[5m])",
         "absent_over_time(sum(ending{how='early'})[5m:1m])",
     ]
-    return made
+    return expressions
 
 
 def _binaries() -> list[str]:
-    made = []
+    expressions = []
     for operator in ("+", "-", "*", "/", "%", "^", "atan2"):
-        made += [
+        expressions += [
             f"temperature {operator} 3.7",
             f"3.7 {operator} temperature",
             f"cpu {operator} cpu",
@@ -234,7 +239,7 @@ def _binaries() -> list[str]:
             else f"time() {operator} 7",
         ]
     for operator in ("==", "!=", ">", "<", ">=", "<="):
-        made += [
+        expressions += [
             f"temperature {operator} 3",
             f"3 {operator} temperature",
             f"temperature {operator} bool 3",
@@ -250,7 +255,7 @@ def _binaries() -> list[str]:
             f"limit {operator} on(job) group_right requests_total",
         ]
     for operator in ("and", "or", "unless"):
-        made += [
+        expressions += [
             f"requests_total {operator} requests_total{{code='200'}}",
             f"requests_total {operator} on(job) limit",
             f"requests_total {operator} ignoring(code, instance) limit",
@@ -263,7 +268,7 @@ def _binaries() -> list[str]:
             f"ending {operator} sparse",
             f"ending{{how='early'}} {operator} on() ending{{how='late'}}",
         ]
-    made += [
+    expressions += [
         "cpu / on(instance) group_left up",
         "up * on(instance) group_left(version) build_info",
         "up * on(instance) group_right build_info",
@@ -306,7 +311,7 @@ def _binaries() -> list[str]:
         "{__name__=~'latency_count|latency_sum'} * 2",
         "label_replace({__name__=~'latency_count|latency_sum'} * 2, 'was', '$1', '__name__', '(.*)')",
     ]
-    return made
+    return expressions
 
 
 def _infos() -> list[str]:
@@ -332,11 +337,11 @@ def _infos() -> list[str]:
 
 
 def _aggregations() -> list[str]:
-    made = []
+    expressions = []
     groupings = ("", " by (job)", " by (job, code)", " without (instance)", " by (missing)", " without (code, job)")
     for operator in ("sum", "avg", "min", "max", "count", "group", "stddev", "stdvar"):
-        made += [f"{operator}{grouping} (requests_total)" for grouping in groupings]
-        made += [
+        expressions += [f"{operator}{grouping} (requests_total)" for grouping in groupings]
+        expressions += [
             f"{operator}(odd)",
             f"{operator}(odd{{kind!~'nan.*|.*inf.*'}})",
             f"{operator} by (floor) (temperature)",
@@ -349,13 +354,13 @@ def _aggregations() -> list[str]:
             f"{operator}(odd{{kind='constant'}})",
         ]
     for quantile in ("0.5", "0", "1", "0.9", "-0.5", "1.5", "NaN", "scalar(cpu{mode='idle',instance='b:80'})"):
-        made += [
+        expressions += [
             f"quantile({quantile}, temperature)",
             f"quantile({quantile}, odd)",
             f"quantile by (job) ({quantile}, requests_total)",
         ]
     for operator in ("topk", "bottomk"):
-        made += [
+        expressions += [
             f"{operator}(1, temperature)",
             f"{operator}(3, temperature)",
             f"{operator}(100, temperature)",
@@ -368,7 +373,7 @@ def _aggregations() -> list[str]:
             f"sum({operator}(2, rate(requests_total[5m])))",
             f"{operator}(NaN, cpu)",
         ]
-    made += [
+    expressions += [
         "count(limitk(2, cpu))",
         "count by (instance) (limitk by (instance) (2, cpu))",
         "count(limitk(100, cpu))",
@@ -398,13 +403,13 @@ def _aggregations() -> list[str]:
         "topk(1, missing)",
         "quantile(0.5, missing)",
     ]
-    return made
+    return expressions
 
 
 def _others() -> list[str]:
-    made = []
+    expressions = []
     for quantile in ("0.5", "0", "1", "0.99", "-1", "2", "NaN", "scalar(cpu{mode='idle',instance='b:80'})"):
-        made += [
+        expressions += [
             f"histogram_quantile({quantile}, latency_bucket)",
             f"histogram_quantile({quantile}, rate(latency_bucket[5m]))",
             f"histogram_quantile({quantile}, shape_bucket)",
@@ -414,12 +419,12 @@ def _others() -> list[str]:
     # Prometheus 3.5 has NaN for what lies within the first bucket; later ones, and Penstock, count from zero.
     pairs = (("0.05", "0.5"), ("0.2", "0.7"), ("-Inf", "1"), ("1", "Inf"), ("2", "1"), ("NaN", "1"), ("0.1", "0.1"))
     for lower, upper in pairs:
-        made += [
+        expressions += [
             f"histogram_fraction({lower}, {upper}, latency_bucket)",
             f"histogram_fraction({lower}, {upper}, rate(latency_bucket[5m]))",
         ]
-    made += ["histogram_fraction(2, Inf, part_bucket)", "histogram_fraction(-Inf, 2, part_bucket)"]
-    made += [
+    expressions += ["histogram_fraction(2, Inf, part_bucket)", "histogram_fraction(-Inf, 2, part_bucket)"]
+    expressions += [
         "histogram_quantile(0.9, cpu)",
         "histogram_quantile(0.9, missing)",
         "histogram_quantile(0.9, {__name__=~'latency_bucket|shape_bucket'})",
@@ -468,4 +473,4 @@ def _others() -> list[str]:
         "rate(requests_total[5m:30s] @ end())",
         "sum(requests_total @ 1700000100) or vector(-1)",
     ]
-    return made
+    return expressions

@@ -42,7 +42,7 @@ def _times(rng: random.Random, *, jitter: int = 0, first: int = 0, last: int = S
 
 
 def _counters(rng: random.Random) -> list[Series]:
-    made = []
+    series = []
     for job in ("api", "web"):
         for instance in ("a:80", "b:80"):
             for code in ("200", "404", "500"):
@@ -55,37 +55,37 @@ def _counters(rng: random.Random) -> list[Series]:
                     if rng.random() < 0.015:
                         value = rng.random() * 3  # a restart
                     values.append(value)
-                kept = [n for n in range(len(times)) if rng.random() > 0.05]  # lost scrapes
+                scrapes = [n for n in range(len(times)) if rng.random() > 0.05]  # lost scrapes
                 if (job, instance, code) == ("web", "b:80", "404"):
-                    kept = [n for n in kept if not 60 <= n < 110]  # a long gap
+                    scrapes = [n for n in scrapes if not 60 <= n < 110]  # a long gap
                 labels = {"__name__": "requests_total", "job": job, "instance": instance, "code": code}
-                made.append(Series(labels, [times[n] for n in kept], [values[n] for n in kept]))
+                series.append(Series(labels, [times[n] for n in scrapes], [values[n] for n in scrapes]))
     for number, (first, last) in enumerate([(0, 90), (80, 170), (165, 240)]):  # pods come and go
         times = _times(rng, first=first, last=last)
         labels = {"__name__": "requests_total", "job": "pods", "instance": f"pod-{number}", "code": "200"}
-        made.append(Series(labels, times, [float(n * n % 997) for n in range(len(times))]))
-    return made
+        series.append(Series(labels, times, [float(n * n % 997) for n in range(len(times))]))
+    return series
 
 
 def _gauges(rng: random.Random) -> list[Series]:
-    made = []
+    series = []
     for floor, room in (("1", "hall"), ("1", "lab"), ("2", "hall"), ("2", "roof")):
         times = _times(rng, jitter=3_000)
         phase = rng.random() * 6
         values = [20 * math.sin(n / 17 + phase) + rng.gauss(0, 1) for n in range(len(times))]
-        made.append(Series({"__name__": "temperature", "floor": floor, "room": room}, times, values))
+        series.append(Series({"__name__": "temperature", "floor": floor, "room": room}, times, values))
     for instance in ("a:80", "b:80"):
         for mode in ("idle", "user", "system"):
             times = _times(rng)
             values = [rng.random() for _ in times]
-            made.append(Series({"__name__": "cpu", "instance": instance, "mode": mode}, times, values))
+            series.append(Series({"__name__": "cpu", "instance": instance, "mode": mode}, times, values))
         times = _times(rng)
-        made.append(
+        series.append(
             Series({"__name__": "up", "instance": instance}, times, [float(n % 50 > 4) for n in range(len(times))])
         )
     times = _times(rng)
-    made.append(Series({"__name__": "epoch"}, times, [1_700_000_000.0 + 86_400.5 * n for n in range(len(times))]))
-    return made
+    series.append(Series({"__name__": "epoch"}, times, [1_700_000_000.0 + 86_400.5 * n for n in range(len(times))]))
+    return series
 
 
 def _odd_values(rng: random.Random) -> list[Series]:
@@ -112,7 +112,7 @@ def _endings(rng: random.Random) -> list[Series]:
     times = _times(rng)
     ended = [STALE if 100 <= n < 102 else float(n) for n in range(SAMPLES)]
     flapping = [STALE if n % 40 == 20 else n * 0.5 for n in range(SAMPLES)]
-    made = [
+    series = [
         Series({"__name__": "ending", "how": "gap"}, times[:101] + times[170:], ended[:101] + ended[170:]),
         Series({"__name__": "ending", "how": "flap"}, times, flapping),
         Series({"__name__": "ending", "how": "early"}, times[:60], [float(n) for n in range(60)]),
@@ -121,23 +121,23 @@ def _endings(rng: random.Random) -> list[Series]:
     for minutes in (2, 4, 7):
         sparse = list(range(START_MS + 20_000, START_MS + STEP_MS * SAMPLES, minutes * 60_000))
         labels = {"__name__": "sparse", "minutes": str(minutes)}
-        made.append(Series(labels, sparse, [rng.random() * 10 for _ in sparse]))
-    return made
+        series.append(Series(labels, sparse, [rng.random() * 10 for _ in sparse]))
+    return series
 
 
 def _histograms(rng: random.Random) -> list[Series]:
     bounds = ["0.05", "0.1", "0.25", "0.5", "1", "2.5", "+Inf"]
-    made = []
+    series = []
     for job in ("api", "web"):
         counts = [0.0] * len(bounds)
         columns: list[list[float]] = [[] for _ in bounds]
         total, sums = 0.0, []
         for n in range(SAMPLES):
             for _ in range(rng.randrange(5)):
-                seen = rng.expovariate(2.0 if job == "api" else 0.8)
-                total += seen
-                for place, bound in enumerate(bounds):
-                    counts[place] += seen <= float(bound)
+                latency = rng.expovariate(2.0 if job == "api" else 0.8)
+                total += latency
+                for index, bound in enumerate(bounds):
+                    counts[index] += latency <= float(bound)
             if n == 120 and job == "web":
                 counts, total = [0.0] * len(bounds), 0.0
             for column, count in zip(columns, counts, strict=True):
@@ -145,9 +145,9 @@ def _histograms(rng: random.Random) -> list[Series]:
             sums.append(total)
         times = _times(rng)
         for bound, column in zip(bounds, columns, strict=True):
-            made.append(Series({"__name__": "latency_bucket", "job": job, "le": bound}, times, column))
-        made.append(Series({"__name__": "latency_count", "job": job}, times, columns[-1]))
-        made.append(Series({"__name__": "latency_sum", "job": job}, times, sums))
+            series.append(Series({"__name__": "latency_bucket", "job": job, "le": bound}, times, column))
+        series.append(Series({"__name__": "latency_count", "job": job}, times, columns[-1]))
+        series.append(Series({"__name__": "latency_sum", "job": job}, times, sums))
     times = _times(rng)
     for case, buckets in {
         "falling": {"1": 10.0, "2": 8.0, "5": 20.0, "+Inf": 20.0},
@@ -160,30 +160,30 @@ def _histograms(rng: random.Random) -> list[Series]:
     }.items():
         for bound, value in buckets.items():
             labels = {"__name__": "shape_bucket", "case": case, "le": bound}
-            made.append(Series(labels, times, [value * (1 + n // 60) for n in range(SAMPLES)]))
+            series.append(Series(labels, times, [value * (1 + n // 60) for n in range(SAMPLES)]))
     partial = _times(rng, last=150)
-    made.append(Series({"__name__": "part_bucket", "le": "1"}, partial, [float(n) for n in range(150)]))
-    made.append(Series({"__name__": "part_bucket", "le": "2"}, times, [1.5 * n for n in range(SAMPLES)]))
-    made.append(Series({"__name__": "part_bucket", "le": "+Inf"}, times, [2.0 * n for n in range(SAMPLES)]))
-    return made
+    series.append(Series({"__name__": "part_bucket", "le": "1"}, partial, [float(n) for n in range(150)]))
+    series.append(Series({"__name__": "part_bucket", "le": "2"}, times, [1.5 * n for n in range(SAMPLES)]))
+    series.append(Series({"__name__": "part_bucket", "le": "+Inf"}, times, [2.0 * n for n in range(SAMPLES)]))
+    return series
 
 
 def _infos() -> list[Series]:
     times = [START_MS + STEP_MS * n for n in range(SAMPLES)]
-    made = []
-    for instance, version, some in (
+    series = []
+    for instance, version, moments in (
         ("a:80", "1.0", times[:120]),
         ("a:80", "1.1", times[120:]),
         ("b:80", "1.0", times),
     ):
-        values = [1.0] * len(some)
+        values = [1.0] * len(moments)
         if version == "1.0" and instance == "a:80":
-            values, some = [*values, STALE], [*some, times[120]]
+            values, moments = [*values, STALE], [*moments, times[120]]
         labels = {"__name__": "build_info", "instance": instance, "version": version}
-        made.append(Series(labels, some, values))
-    made.append(Series({"__name__": "limit", "job": "api"}, times, [5.0] * SAMPLES))
-    made.append(Series({"__name__": "limit", "job": "web"}, times, [2.0] * SAMPLES))
-    made.append(Series({"__name__": "paths", "path": "/a/b2", "host": "h10"}, times, [1.0] * SAMPLES))
-    made.append(Series({"__name__": "paths", "path": "/a/b10", "host": "h9"}, times, [2.0] * SAMPLES))
-    made.append(Series({"__name__": "paths", "path": "/c\nd", "host": "é"}, times, [3.0] * SAMPLES))
-    return made
+        series.append(Series(labels, moments, values))
+    series.append(Series({"__name__": "limit", "job": "api"}, times, [5.0] * SAMPLES))
+    series.append(Series({"__name__": "limit", "job": "web"}, times, [2.0] * SAMPLES))
+    series.append(Series({"__name__": "paths", "path": "/a/b2", "host": "h10"}, times, [1.0] * SAMPLES))
+    series.append(Series({"__name__": "paths", "path": "/a/b10", "host": "h9"}, times, [2.0] * SAMPLES))
+    series.append(Series({"__name__": "paths", "path": "/c\nd", "host": "é"}, times, [3.0] * SAMPLES))
+    return series

@@ -28,8 +28,8 @@ Expected = dict[tuple[tuple[str, str], ...], dict[int, float]]
 
 
 def recorded(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(gzip.decompress((GOLDEN / f"{name}.json.gz").read_bytes()))
-    return found
+    answers: dict[str, Any] = json.loads(gzip.decompress((GOLDEN / f"{name}.json.gz").read_bytes()))
+    return answers
 
 
 RANGES, INSTANTS = recorded("range"), recorded("instant")
@@ -42,13 +42,13 @@ def run(expression: str, grid: StepGrid, *, instant: bool) -> QueryResult:
 
 def by_labels(result: QueryResult) -> Expected:
     samples = result.samples
-    found: Expected = {}
+    series: Expected = {}
     for row, labels in enumerate(samples.labels.label_sets()):
-        places = range(int(samples.starts[row]), int(samples.starts[row + 1]))
+        indices = range(int(samples.starts[row]), int(samples.starts[row + 1]))
         key = tuple(sorted(labels.items()))
-        assert key not in found, "two series of one label set"
-        found[key] = {int(samples.times[n]) // 1000: float(samples.values[n]) for n in places}
-    return {key: values for key, values in found.items() if values}
+        assert key not in series, "two series of one label set"
+        series[key] = {int(samples.times[n]) // 1000: float(samples.values[n]) for n in indices}
+    return {key: values for key, values in series.items() if values}
 
 
 def expected(answer: dict[str, Any]) -> Expected:
@@ -58,23 +58,23 @@ def expected(answer: dict[str, Any]) -> Expected:
     }
 
 
-def differences(found: Expected, wanted: Expected, relative: float = RELATIVE, absolute: float = 0.0) -> list[str]:
-    problems = [f"{key} is too much" for key in found.keys() - wanted.keys()]
-    problems += [f"{key} is missing" for key in wanted.keys() - found.keys()]
-    for key in found.keys() & wanted.keys():
-        if found[key].keys() != wanted[key].keys():
-            problems.append(f"{key} has values at {sorted(found[key])}, not {sorted(wanted[key])}")
+def differences(series: Expected, reference: Expected, relative: float = RELATIVE, absolute: float = 0.0) -> list[str]:
+    problems = [f"{key} is too much" for key in series.keys() - reference.keys()]
+    problems += [f"{key} is missing" for key in reference.keys() - series.keys()]
+    for key in series.keys() & reference.keys():
+        if series[key].keys() != reference[key].keys():
+            problems.append(f"{key} has values at {sorted(series[key])}, not {sorted(reference[key])}")
             continue
-        for moment, value in wanted[key].items():
-            if not alike(found[key][moment], value, relative, absolute):
-                problems.append(f"{key} at {moment} is {found[key][moment]!r}, not {value!r}")
+        for moment, value in reference[key].items():
+            if not alike(series[key][moment], value, relative, absolute):
+                problems.append(f"{key} at {moment} is {series[key][moment]!r}, not {value!r}")
     return problems
 
 
-def alike(found: float, wanted: float, relative: float = RELATIVE, absolute: float = 0.0) -> bool:
-    if math.isnan(wanted) or math.isinf(wanted) or math.isnan(found):
-        return (math.isnan(found) and math.isnan(wanted)) or found == wanted
-    return abs(found - wanted) <= max(absolute, relative * abs(wanted))
+def alike(value: float, reference: float, relative: float = RELATIVE, absolute: float = 0.0) -> bool:
+    if math.isnan(reference) or math.isinf(reference) or math.isnan(value):
+        return (math.isnan(value) and math.isnan(reference)) or value == reference
+    return abs(value - reference) <= max(absolute, relative * abs(reference))
 
 
 def test_the_suite_is_large_enough() -> None:
@@ -91,8 +91,8 @@ def test_a_range_is_as_in_prometheus(expression: str) -> None:
         with pytest.raises(Invalid):
             run(expression, GRID, instant=False)
     else:
-        found = by_labels(run(expression, GRID, instant=False))
-        assert differences(found, expected(answer), FAR_FROM_EXACT.get(expression, RELATIVE)) == []
+        series = by_labels(run(expression, GRID, instant=False))
+        assert differences(series, expected(answer), FAR_FROM_EXACT.get(expression, RELATIVE)) == []
 
 
 @pytest.mark.parametrize("expression", instant_expressions())
@@ -105,10 +105,10 @@ def test_an_instant_is_as_in_prometheus(expression: str) -> None:
     elif result.kind == "scalar":
         assert alike(float(result.samples.values[0]), float(answer["value"]))
     else:
-        found, wanted = by_labels(result), expected(answer)
-        assert differences(found, wanted) == []
+        series, reference = by_labels(result), expected(answer)
+        assert differences(series, reference) == []
         if expression.startswith(("sort", "topk", "bottomk")) and " by " not in expression:
-            assert list(found) == list(wanted)
+            assert list(series) == list(reference)
 
 
 FIXED = ("start()", "end()")
@@ -119,10 +119,10 @@ STEPWISE = [e for e in range_expressions()[::9] if "error" not in RANGES[e] and 
 def test_a_range_is_as_many_instants(expression: str) -> None:
     whole = by_labels(run(expression, GRID, instant=False))
     for moment in GRID.times()[[0, 4, -1]].tolist():
-        wanted = {
+        reference = {
             key: {moment // 1000: values[moment // 1000]} for key, values in whole.items() if moment // 1000 in values
         }
-        assert differences(by_labels(run(expression, StepGrid(moment, 1, 1), instant=True)), wanted) == []
+        assert differences(by_labels(run(expression, StepGrid(moment, 1, 1), instant=True)), reference) == []
 
 
 @pytest.mark.parametrize(

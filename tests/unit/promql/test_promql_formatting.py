@@ -25,7 +25,7 @@ def test_every_expression_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "form"),
     [
         ("sum(rate(x[5m]))by(job)", "sum by (job) (rate(x[5m]))"),
         ("sum without() (x)", "sum without () (x)"),
@@ -54,10 +54,10 @@ def test_every_expression_comes_back() -> None:
         ("1e30", "1e+30"),
     ],
 )
-def test_the_form(text: str, wanted: str) -> None:
-    assert format_query(parse_query(text)) == wanted
+def test_the_form(text: str, form: str) -> None:
+    assert format_query(parse_query(text)) == form
 
 
-@pytest.mark.parametrize(("length", "wanted"), [(0, "0s"), (1_500_000, "1s500ms"), (604_800 * 10**6 * 2, "2w")])
-def test_durations(length: int, wanted: str) -> None:
-    assert format_duration(length) == wanted
+@pytest.mark.parametrize(("length", "form"), [(0, "0s"), (1_500_000, "1s500ms"), (604_800 * 10**6 * 2, "2w")])
+def test_durations(length: int, form: str) -> None:
+    assert format_duration(length) == form

@@ -17,8 +17,8 @@ MINUTE_MS = 60_000
 
 def series(name: str, *values: float | None, **labels: str) -> Series:
     """A sample every ten minutes: those before are out of sight."""
-    known = [(START_MS + 10 * MINUTE_MS * n, value) for n, value in enumerate(values) if value is not None]
-    return Series({"__name__": name, **labels}, [at for at, _ in known], [value for _, value in known])
+    samples = [(START_MS + 10 * MINUTE_MS * n, value) for n, value in enumerate(values) if value is not None]
+    return Series({"__name__": name, **labels}, [at for at, _ in samples], [value for _, value in samples])
 
 
 def run(text: str, data: list[Series], steps: int) -> dict[Any, list[float | None]]:
@@ -27,12 +27,12 @@ def run(text: str, data: list[Series], steps: int) -> dict[Any, list[float | Non
     grid = step_grid(start_us, start_us + (steps - 1) * 600_000_000, 600_000_000)
     budget = QueryBudget(QueryLimits(), FakeClock())
     samples = evaluate(parse_query(text), MemorySource(data), grid, budget, instant=False).samples
-    found = {}
+    rows = {}
     for row, labels in enumerate(samples.labels.label_sets()):
-        places = range(int(samples.starts[row]), int(samples.starts[row + 1]))
-        known = {int(samples.times[n] - start_us) // 600_000_000: float(samples.values[n]) for n in places}
-        found[" ".join(f"{name}={labels[name]}" for name in sorted(labels))] = [known.get(n) for n in range(steps)]
-    return found
+        indices = range(int(samples.starts[row]), int(samples.starts[row + 1]))
+        by_step = {int(samples.times[n] - start_us) // 600_000_000: float(samples.values[n]) for n in indices}
+        rows[" ".join(f"{name}={labels[name]}" for name in sorted(labels))] = [by_step.get(n) for n in range(steps)]
+    return rows
 
 
 LEFT = [series("l", 10, x="a"), series("l", 20, x="b"), series("l", 30, x="c")]
@@ -40,7 +40,7 @@ RIGHT = [series("r", 100, x="a"), series("r", 200, x="b"), series("r", 400, x="d
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("l + fill(0) r", {"x=a": 110, "x=b": 220, "x=c": 30, "x=d": 400}),
         ("l + fill_left(0) r", {"x=a": 110, "x=b": 220, "x=d": 400}),
@@ -58,12 +58,12 @@ RIGHT = [series("r", 100, x="a"), series("r", 200, x="b"), series("r", 400, x="d
         ("missing + fill(1) also", {}),
     ],
 )
-def test_fill_stands_for_series_that_are_missing(text: str, wanted: dict[str, float] | None) -> None:
-    if wanted is None:  # several series of a group meet one
+def test_fill_stands_for_series_that_are_missing(text: str, expected: dict[str, float] | None) -> None:
+    if expected is None:  # several series of a group meet one
         with pytest.raises(Invalid, match="many-to-one"):
             run(text, LEFT + RIGHT, 1)
     else:
-        assert run(text, LEFT + RIGHT, 1) == {key: [value] for key, value in wanted.items()}
+        assert run(text, LEFT + RIGHT, 1) == {key: [value] for key, value in expected.items()}
 
 
 def test_fill_is_judged_step_by_step() -> None:

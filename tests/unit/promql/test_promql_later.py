@@ -22,14 +22,14 @@ SERIES = [
 def values(text: str) -> list[float]:
     grid = step_grid((START_MS + 120_000) * 1000, (START_MS + 240_000) * 1000, 60_000_000)
     budget = QueryBudget(QueryLimits(), FakeClock())
-    found: list[float] = evaluate(
+    numbers: list[float] = evaluate(
         parse_query(text), MemorySource(SERIES), grid, budget, instant=False
     ).samples.values.tolist()
-    return found
+    return numbers
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("first_over_time(a[2m])", [4.0, 3.0, 2.0]),
         ("ts_of_first_over_time(a[2m]) - 1700000000", [60.0, 120.0, 180.0]),
@@ -47,8 +47,8 @@ def values(text: str) -> list[float]:
         ("histogram_quantiles(h_bucket, 'q', 0.25, 1)", [0.5] * 3 + [2.0] * 3),
     ],
 )
-def test_later_functions(text: str, wanted: list[float]) -> None:
-    assert values(text) == pytest.approx(wanted, nan_ok=True)
+def test_later_functions(text: str, expected: list[float]) -> None:
+    assert values(text) == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_name_is_kept_by_first_over_time_and_labels_by_quantiles() -> None:

@@ -113,7 +113,7 @@ def test_label_sets_as_codes() -> None:
     both = joined(matrix, LabelMatrix.of([{"b": "3", "z": "4"}, {"a": "1"}]))
     assert both.label_sets()[3:] == [{"b": "3", "z": "4"}, {"a": "1"}]
     assert both.groups()[0].tolist() == [0, 1, 0, 2, 1]
-    wide = LabelMatrix.of([{f"n{place}": str(row % 7) for place in range(40)} for row in range(50)])
+    wide = LabelMatrix.of([{f"n{column}": str(row % 7) for column in range(40)} for row in range(50)])
     assert wide.groups()[0].tolist() == [row % 7 for row in range(50)]  # more codes than a number can hold
 
 
@@ -143,8 +143,8 @@ def test_sums_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     whole = results()
     monkeypatch.setattr("penstock.promql.windows.BLOCK_SAMPLES", 7)
-    for found, wanted in zip(results(), whole, strict=True):
-        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12, nan_ok=True)
+    for values, reference in zip(results(), whole, strict=True):
+        assert values == pytest.approx(reference, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
 def test_a_sample_is_seen_for_less_than_five_minutes() -> None:

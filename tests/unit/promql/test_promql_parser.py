@@ -144,17 +144,17 @@ def test_what_the_library_recurses_for_does_not_end_the_process(text: str) -> No
     assert parse_query('up{a=~"' + r"10\\.0\\.|" * 1_900 + '"}') is not None
 
 
-@pytest.mark.parametrize("given", [None, 5, b"up"])
-def test_a_query_is_text(given: object) -> None:
+@pytest.mark.parametrize("query", [None, 5, b"up"])
+def test_a_query_is_text(query: object) -> None:
     with pytest.raises(Invalid, match="a query is a text"):
-        parse_query(given)
+        parse_query(query)
 
 
 def test_numbers_in_labels_are_compared_whatever_their_length() -> None:
     texts = ["", "a2", "a10", "a" + "1" * 5_000, "a" + "2" * 5_000, "a" + "1" * 5_001, "b"]
     for number, text in enumerate(texts):
         assert [_natural(text, other) for other in texts] == [
-            (number > place) - (number < place) for place in range(len(texts))
+            (number > index) - (number < index) for index in range(len(texts))
         ]
 
 

@@ -134,8 +134,8 @@ def test_a_random_expression_is_as_in_prometheus(peer: PrometheusPeer, expressio
             with pytest.raises(Invalid):
                 run(expression, GRID, instant=False)
         return
-    wanted = expected({"series": [[one["metric"], one["values"]] for one in answer["data"]["result"]]})
-    assert differences(by_labels(run(expression, GRID, instant=False)), wanted, absolute=ABSOLUTE) == []
+    reference = expected({"series": [[entry["metric"], entry["values"]] for entry in answer["data"]["result"]]})
+    assert differences(by_labels(run(expression, GRID, instant=False)), reference, absolute=ABSOLUTE) == []
 
 
 def test_the_generator_makes_queries() -> None:

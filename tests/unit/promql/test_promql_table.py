@@ -62,21 +62,21 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def by_labels(table: pa.Table) -> dict[Any, dict[int, float]]:
-    found: dict[Any, dict[int, float]] = {}
+    series: dict[Any, dict[int, float]] = {}
     times = table.column("time").cast(pa.int64()).to_pylist()
     columns = (table.column(name).to_pylist() for name in ("metric", "labels", "value"))
     for moment, metric, labels, value in zip(times, *columns, strict=True):
         key = tuple(sorted({**dict(labels), **({"__name__": metric} if metric else {})}.items()))
-        assert found.setdefault(key, {}).setdefault(moment // 1000, value) is value
-    return found
+        assert series.setdefault(key, {}).setdefault(moment // 1000, value) is value
+    return series
 
 
 def check(table: pa.Table, expression: str) -> None:
-    found, wanted = by_labels(table), expected(RANGES[expression])
-    assert found.keys() == wanted.keys()
-    for key, values in wanted.items():
-        assert found[key].keys() == values.keys()
-        assert all(alike(found[key][moment], value) for moment, value in values.items())
+    series, reference = by_labels(table), expected(RANGES[expression])
+    assert series.keys() == reference.keys()
+    for key, values in reference.items():
+        assert series[key].keys() == values.keys()
+        assert all(alike(series[key][moment], value) for moment, value in values.items())
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -90,9 +90,9 @@ def test_a_table_answers_as_prometheus(store: Any, expression: str) -> None:
 
 def test_an_instant(store: Any) -> None:
     metrics = store.series("metrics")
-    found = metrics.query("limit", time=INSTANT_MS * 1000)
-    assert found.schema == metrics.schema
-    assert sorted(found.column("value").to_pylist()) == [2.0, 5.0]
+    rows = metrics.query("limit", time=INSTANT_MS * 1000)
+    assert rows.schema == metrics.schema
+    assert sorted(rows.column("value").to_pylist()) == [2.0, 5.0]
     when = datetime.fromtimestamp(INSTANT_MS / 1000, UTC)
     assert metrics.query("sum(limit)", when).to_pylist() == [{"metric": "", "labels": [], "time": when, "value": 7.0}]
     assert metrics.query("1 + 1", when).column("value").to_pylist() == [2.0]
@@ -131,9 +131,9 @@ def test_wrong_calls_are_refused(store: Any, call: Any, reason: str) -> None:
 
 def test_samples_of_one_series_may_come_in_many_batches(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.store.querying.ROWS_MAX", 7)
-    wanted = metrics_count(store, "count_over_time(cpu[1h])")
+    counts = metrics_count(store, "count_over_time(cpu[1h])")
     monkeypatch.undo()
-    assert metrics_count(store, "count_over_time(cpu[1h])") == wanted == [240.0] * 6
+    assert metrics_count(store, "count_over_time(cpu[1h])") == counts == [240.0] * 6
 
 
 def metrics_count(store: Any, expression: str) -> list[float]:
@@ -150,9 +150,9 @@ def test_all_selectors_of_a_query_see_one_moment(tmp_path: Path, monkeypatch: py
         select = promql_source.TableSource.select
 
         def select_then_write(self: Any, *arguments: Any) -> Any:
-            found = select(self, *arguments)
+            samples = select(self, *arguments)
             metrics.write("a", 100.0, time=1_000_000, durable=True)
-            return found
+            return samples
 
         monkeypatch.setattr(promql_source.TableSource, "select", select_then_write)
         assert metrics.query("a - a + on() sum(a offset 1s)", 2_000_000).column("value").to_pylist() == [1.0]
@@ -179,8 +179,8 @@ def test_label_matrices_are_kept_within_a_bound() -> None:
     cache = promql_source.MatrixCache(20_000)
     sets = [tuple(encode_labels([("a", f"{n}"), ("b", "x" * 50)]) for n in range(m, m + 5)) for m in range(40)]
     for labels in [*sets, *sets]:
-        found = cache.matrix(labels)
-        assert [encode_labels(sorted(some.items())) for some in found.label_sets()] == list(labels)
-        assert cache.matrix(labels) is found
+        matrix = cache.matrix(labels)
+        assert [encode_labels(sorted(label_set.items())) for label_set in matrix.label_sets()] == list(labels)
+        assert cache.matrix(labels) is matrix
         assert sum(map(promql_source._size, cache._known)) == cache._bytes <= 20_000
     assert cache.matrix(()).label_sets() == []
