@@ -16,8 +16,8 @@ INSTALL_S = 240
 def find_chromium() -> str:
     """Return the path of a browser; skip the test, in one line, where there is none and none can be installed."""
     for name in NAMES:
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     if os.geteuid() == 0 and shutil.which("apt-get"):
         for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]):
             try:
@@ -26,8 +26,8 @@ def find_chromium() -> str:
                 break
             if ended.returncode:
                 break
-    if found := shutil.which("chromium"):
-        return found
+    if path := shutil.which("chromium"):
+        return path
     pytest.skip("there is no chromium, and it cannot be installed here: apt-get install chromium")
 
 

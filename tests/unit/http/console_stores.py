@@ -33,8 +33,8 @@ def tokens() -> Tokens:
 
 def letter(number: int, reason: str = "not a number") -> bytes:
     payload = b'{"order": %d}' % number
-    found = {"source": "events", "reason": reason, "shard": 0, "sequence": number, "payload": payload.decode()}
-    return json.dumps({**found, "payload_base64": base64.b64encode(payload).decode()}).encode()
+    fields = {"source": "events", "reason": reason, "shard": 0, "sequence": number, "payload": payload.decode()}
+    return json.dumps({**fields, "payload_base64": base64.b64encode(payload).decode()}).encode()
 
 
 def fill(store: Any) -> None:

@@ -41,26 +41,26 @@ class Door:
 
     def send(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        request_headers = {name.replace("_", "-"): value for name, value in headers.items()}
         data = None if body is None else json.dumps(body).encode()
         try:
-            connection.request("GET" if body is None else "POST", path, data, given)
+            connection.request("GET" if body is None else "POST", path, data, request_headers)
             answer = connection.getresponse()
-            text, found = answer.read(), dict(answer.getheaders())
+            text, answer_headers = answer.read(), dict(answer.getheaders())
         finally:
             connection.close()
-        return answer.status, json.loads(text) if text[:1] == b"{" else text, found
+        return answer.status, json.loads(text) if text[:1] == b"{" else text, answer_headers
 
     def read(self, path: str, token: str = "admin") -> Any:
-        status, found, _ = self.send(f"/console/api/{path}", Authorization=f"Bearer {token}")
-        assert status == 200, found
-        return found["data"]
+        status, reply, _ = self.send(f"/console/api/{path}", Authorization=f"Bearer {token}")
+        assert status == 200, reply
+        return reply["data"]
 
     def status(self, path: str, token: str = "admin", body: Any = None, **headers: str) -> int:
         return self.send(f"/console/api/{path}", body, Authorization=f"Bearer {token}", **headers)[0]
 
-    def act(self, name: str, token: str = "admin", **given: Any) -> tuple[int, Any]:
-        return self.send(f"/console/api/do/{name}", given, Authorization=f"Bearer {token}", **OURS)[:2]
+    def act(self, name: str, token: str = "admin", **fields: Any) -> tuple[int, Any]:
+        return self.send(f"/console/api/do/{name}", fields, Authorization=f"Bearer {token}", **OURS)[:2]
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +134,8 @@ def test_a_console_that_only_reads_changes_nothing(store: Any) -> None:
     settings = HttpSettings(rights_of=tokens().rights_of, console=ConsoleSettings())
     with serve_http(store, settings) as port:
         door = Door(port)
-        status, found = door.act("delete", table="users", key=b"user-001".hex())
-        assert (status, "--write" in found["error"]) == (403, True)
+        status, reply = door.act("delete", table="users", key=b"user-001".hex())
+        assert (status, "--write" in reply["error"]) == (403, True)
         assert door.read("hello")["write"] is False
     assert store.kv("users", value="json").get(b"user-001") is not None
 
@@ -215,11 +215,11 @@ def test_the_vendored_libraries_are_those_of_npm(door: Door) -> None:
 
 
 def test_rows_come_as_they_are(door: Door) -> None:
-    found = door.read("rows?table=users&limit=200")
-    assert (len(found["rows"]), found["rows"][0]["key"]) == (200, SCRIPT.encode().hex())
-    more = door.read(f"rows?table=users&limit=200&after={found['next']}")
+    page = door.read("rows?table=users&limit=200")
+    assert (len(page["rows"]), page["rows"][0]["key"]) == (200, SCRIPT.encode().hex())
+    more = door.read(f"rows?table=users&limit=200&after={page['next']}")
     assert (len(more["rows"]), more["next"]) == (101, None)
-    keys = [bytes.fromhex(row["key"]) for row in found["rows"] + more["rows"]]
+    keys = [bytes.fromhex(row["key"]) for row in page["rows"] + more["rows"]]
     assert keys == sorted(keys)
     assert len(set(keys)) == 301
     back = door.read("rows?table=users&limit=3&reverse=1")
@@ -249,8 +249,8 @@ def test_rows_come_as_they_are(door: Door) -> None:
     ],
 )  # fmt: skip
 def test_wrong_requests_are_refused_in_one_line(door: Door, path: str, status: int) -> None:
-    got, found, _ = door.send(f"/console/api/{path}", Authorization="Bearer admin")
-    assert (got, "\n" in found["error"]) == (status, False)
+    actual, reply, _ = door.send(f"/console/api/{path}", Authorization="Bearer admin")
+    assert (actual, "\n" in reply["error"]) == (status, False)
 
 
 @pytest.mark.parametrize("body", [[], "x", {"table": 1, "key": ""}, {"table": "blobs", "key": True}, {"table": None}])
@@ -276,8 +276,8 @@ PARAMETERS = {
 def test_no_parameter_is_a_fault_of_the_server(door: Door, value: str) -> None:
     for path, names in PARAMETERS.items():
         for name in names:
-            status, found, _ = door.send(f"/console/api/{path}&{name}={value}", Authorization="Bearer admin")
-            assert status in {200, 400, 404}, (path, name, value, found)
+            status, reply, _ = door.send(f"/console/api/{path}&{name}={value}", Authorization="Bearer admin")
+            assert status in {200, 400, 404}, (path, name, value, reply)
 
 
 @pytest.mark.parametrize("value", [None, -1, 1.5, True, [], {"a": [1]}, "x" * 3_000, 10**30, "\x00"])
@@ -287,9 +287,9 @@ def test_no_value_of_a_button_is_a_fault_of_the_server(door: Door, value: Any) -
 ("compact", "table"), ("resume", "table"), ("retry", "job"), ("put_back", "shard"), ("put_back", "sequence"),
         ("put_back", "table"), ("delete", "key"),
     ]:  # fmt: skip
-        given = {**right, field: value}
-        status, found = door.act(name, **given)
-        assert status in {400, 404, 409}, (name, field, value, found)
+        fields = {**right, field: value}
+        status, reply = door.act(name, **fields)
+        assert status in {400, 404, 409}, (name, field, value, reply)
     assert door.act("put_back", table="dead", shard=0)[0] == 400  # which one?
 
 
@@ -345,8 +345,8 @@ def test_pages_of_a_filter_reach_the_last_row(door: Door, monkeypatch: pytest.Mo
 
 def test_a_text_is_found_as_it_is_written(door: Door, store: Any) -> None:
     store.kv("notes", value="utf8").put_many({b"a": 'say "hi"', b"b": "say hi"}, durable=True)
-    found = door.read("rows?table=notes&contains=%22hi%22")["rows"]
-    assert [one["key"] for one in found] == [b"a".hex()]
+    rows = door.read("rows?table=notes&contains=%22hi%22")["rows"]
+    assert [row["key"] for row in rows] == [b"a".hex()]
 
 
 def test_a_map_of_wide_vectors_takes_little(door: Door, store: Any) -> None:
@@ -359,9 +359,9 @@ def test_a_map_of_wide_vectors_takes_little(door: Door, store: Any) -> None:
 
 
 def test_messages_and_cardinality_and_neighbours(door: Door, store: Any) -> None:
-    found = door.read("messages?table=events&from=1&limit=200")
-    assert (len(found["rows"]), found["first"], found["next"]) == (121, 1, None)
-    assert bytes.fromhex(found["rows"][-1]["key"]) == SCRIPT.encode()
+    page = door.read("messages?table=events&from=1&limit=200")
+    assert (len(page["rows"]), page["first"], page["next"]) == (121, 1, None)
+    assert bytes.fromhex(page["rows"][-1]["key"]) == SCRIPT.encode()
     assert [row["sequence"] for row in door.read("messages?table=events&contains=order%22:+7}")["rows"]] == []
     some = door.read("messages?table=events&from=1&contains=%22order%22:+77}")["rows"]
     assert [row["sequence"] for row in some] == [78]
@@ -369,8 +369,8 @@ def test_messages_and_cardinality_and_neighbours(door: Door, store: Any) -> None
     assert (cardinality["series"], cardinality["metrics"]) == (3, [["cpu", 3]])
     assert SCRIPT in cardinality["values"]
     near = door.read("neighbours?table=docs&like=doc-7&k=5")
-    wanted = [hit.id for hit in store.vector("docs", dimensions=8).search(store.table("docs").get("doc-7").vector, 5)]
-    assert [hit["id"] for hit in near["hits"]] == wanted
+    nearest = [hit.id for hit in store.vector("docs", dimensions=8).search(store.table("docs").get("doc-7").vector, 5)]
+    assert [hit["id"] for hit in near["hits"]] == nearest
     assert (near["found"], len(near["map"]), near["map"][-1]["rank"]) == (5, 61, -1)
     assert door.read("recall?table=docs&k=3")["recall"] == 1.0
     described = door.read("table?table=users")
@@ -468,13 +468,13 @@ def test_events_have_the_history_and_then_each_sample(door: Door) -> None:
     def listen(count: int) -> list[tuple[str, Any]]:
         connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=20)
         connection.request("GET", "/console/events", headers={"Authorization": "Bearer admin"})
-        answer, found = connection.getresponse(), list[tuple[str, Any]]()
+        answer, events = connection.getresponse(), list[tuple[str, Any]]()
         assert answer.getheader("content-type", "").startswith("text/event-stream")
-        while len(found) < count:
+        while len(events) < count:
             name, data, _ = answer.readline(), answer.readline(), answer.readline()
-            found.append((name.decode().strip().removeprefix("event: "), json.loads(data.removeprefix(b"data: "))))
+            events.append((name.decode().strip().removeprefix("event: "), json.loads(data.removeprefix(b"data: "))))
         connection.close()
-        return found
+        return events
 
     pages: list[list[tuple[str, Any]]] = []
     threads = [threading.Thread(target=lambda: pages.append(listen(3))) for _ in range(3)]
@@ -519,7 +519,7 @@ def test_members_of_a_cluster_are_listed(tmp_path: Path) -> None:
             (tmp_path / "cluster.toml").write_text("".join(lines))
 
         def roles() -> dict[str, str]:
-            return {one["name"]: one["role"] for one in at.read("members")["members"]}
+            return {member["name"]: member["role"] for member in at.read("members")["members"]}
 
         write_file()
         leader = cluster.leader()
@@ -528,18 +528,18 @@ def test_members_of_a_cluster_are_listed(tmp_path: Path) -> None:
         with cluster.connect() as connected, serve_http(connected, settings) as port:
             at = Door(port)
             assert at.read("hello")["cluster"] is True
-            found = at.read("members")["members"]
-            assert [(one["name"], one["address"]) for one in found] == [
+            members = at.read("members")["members"]
+            assert [(member["name"], member["address"]) for member in members] == [
                 (name, f"{host}:{port}") for name, (host, port) in served.items()
             ]
             await_true(lambda: sorted(roles().values()) == ["follows", "follows", "leads"], "three members")
             leader = cluster.leader()
-            gone = next(name for name in served if name != leader)
-            cluster.stop(gone)
-            assert roles()[gone] == "away"
-            served[gone], served[leader] = served[leader], served[gone]  # their file has other addresses
+            follower = next(name for name in served if name != leader)
+            cluster.stop(follower)
+            assert roles()[follower] == "away"
+            served[follower], served[leader] = served[leader], served[follower]  # their file has other addresses
             write_file()
-            await_true(lambda: roles()[gone] != "away", "the new address is asked")
+            await_true(lambda: roles()[follower] != "away", "the new address is asked")
             sample = at.read("sample")
             assert sample["flows"]["consensus_is_leader"] in {0, 1}
 
@@ -568,11 +568,11 @@ def test_watching_a_store_freezes_no_memtable(tmp_path: Path) -> None:
         assert connected.vector("docs").get("a") is not None  # applied
 
         def memtables() -> dict[str, tuple[float, ...]]:
-            found: dict[str, list[float]] = {}
+            sizes: dict[str, list[float]] = {}
             for name, labels, value in parse_metrics(owner.metrics.exposition()):
                 if name in ("frozen_memtables", "active_memtable_size") and labels["table"] != "_ledger":
-                    found.setdefault(labels["table"], []).append(value)
-            return {table: tuple(values) for table, values in found.items()}
+                    sizes.setdefault(labels["table"], []).append(value)
+            return {table: tuple(values) for table, values in sizes.items()}
 
         before, reader = memtables(), StoreReader(connected, FakeClock())
         assert all(active > 0 and not frozen for active, frozen in before.values()), before

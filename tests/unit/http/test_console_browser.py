@@ -73,16 +73,16 @@ class Watched:
         self.base = f"http://127.0.0.1:{port}/"
         self.wrong: list[str] = []
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
-        page.on("console", self._note_said)
+        page.on("console", self._note_message)
         page.on("request", self._note_request)
 
-    def _note_said(self, said: Any) -> None:
-        if said.type in ("error", "warning"):
-            self.wrong.append(f"said: {said.text}")
+    def _note_message(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.wrong.append(f"said: {message.text}")
 
-    def _note_request(self, sent: Any) -> None:
-        if not sent.url.startswith(self.base):
-            self.wrong.append(f"request: {sent.url}")
+    def _note_request(self, request: Any) -> None:
+        if not request.url.startswith(self.base):
+            self.wrong.append(f"request: {request.url}")
 
     def go(self, path: str, text: str) -> None:
         self.page.evaluate("path => { location.hash = '#/' + path }", path)
@@ -143,23 +143,23 @@ def test_what_the_page_shows_is_what_the_api_says(watched: Watched, door: Door, 
     low = door.read("sample")["store"]["writes"]
     watched.until(lambda: number(watched.text("#writes-total")) >= low)
     watched.until(lambda: number(watched.text("#writes-total")) > low)  # it moves
-    shown = number(watched.text("#writes-total"))
-    assert low <= shown <= store.statistics().writes
+    total = number(watched.text("#writes-total"))
+    assert low <= total <= store.statistics().writes
     watched.go("consumers", "billing")
-    lag = next(one["lag"] for one in door.read("sample")["consumers"] if one["name"] == "billing")
+    lag = next(entry["lag"] for entry in door.read("sample")["consumers"] if entry["name"] == "billing")
     assert number(watched.text('[data-lag="events/billing"]')) == lag == store.queue("events").lag("billing")
     watched.go("streams", "duplicates refused")
-    stream = next(one["stream"] for one in door.read("sample")["consumers"] if one["name"] == "spark")
+    stream = next(entry["stream"] for entry in door.read("sample")["consumers"] if entry["name"] == "spark")
     assert stream == {"batches": 2, "rows_in": 100, "rows_out": 94, "dead": 6, "duplicates": 1}
-    (known,) = [one.stream for one in store.queue("events").consumers() if one.name == "spark"]
+    (statistics,) = [entry.stream for entry in store.queue("events").consumers() if entry.name == "spark"]
     for name, count in stream.items():
-        assert number(watched.text(f'[data-stream="events/spark/{name}"]')) == count == getattr(known, name)
+        assert number(watched.text(f'[data-stream="events/spark/{name}"]')) == count == getattr(statistics, name)
     watched.go("cardinality?table=metrics", "Series of each metric")
     watched.until(
         lambda: number(watched.text("#series-total")) == door.read("cardinality?table=metrics")["series"] == 3
     )
     watched.go("tables", "users")
-    sizes = {one["name"]: one["rows"] for one in door.read("sample")["tables"]}
+    sizes = {entry["name"]: entry["rows"] for entry in door.read("sample")["tables"]}
     row = page.locator("tbody tr", has_text="blobs").first
     assert number(row.locator('[data-name="rows"]').inner_text()) == sizes["blobs"]
     watched.go("rows?table=users&key=" + b"user-007".hex(), '"number": 7')
@@ -233,10 +233,10 @@ def test_a_button_that_changes_something_asks_first(watched: Watched, store: Any
     button.click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     assert events.statistics().messages == before
-    for told in ("and durable", "it was put back before"):
+    for reply in ("and durable", "it was put back before"):
         button.click()
         page.get_by_role("dialog").get_by_role("button", name="Put back").click()
-        page.get_by_text(told, exact=False).first.wait_for()
+        page.get_by_text(reply, exact=False).first.wait_for()
         assert events.statistics().messages == before + 1
     assert watched.wrong == []
 
@@ -245,15 +245,15 @@ def test_the_watch_and_the_policy_work(watched: Watched) -> None:
     """The controls: what the other tests rely on to be noticed is noticed, and what gets into the page does not run."""
     page = watched.page
     page.evaluate("setTimeout(() => { throw new Error('control') })")
-    watched.until(lambda: any("control" in one for one in watched.wrong))
+    watched.until(lambda: any("control" in entry for entry in watched.wrong))
     page.evaluate("fetch('http://127.0.0.1:1/').catch(() => {})")
-    watched.until(lambda: any("connect-src" in one or "127.0.0.1:1" in one for one in watched.wrong))
+    watched.until(lambda: any("connect-src" in entry or "127.0.0.1:1" in entry for entry in watched.wrong))
     page.evaluate("""markup => {
         document.body.insertAdjacentHTML("beforeend", markup);
         const script = document.createElement("script");
         script.textContent = "window.pwned = 2";
         document.body.append(script);
     }""", SCRIPT)  # fmt: skip
-    watched.until(lambda: sum("script-src" in one for one in watched.wrong) >= 2)
+    watched.until(lambda: sum("script-src" in entry for entry in watched.wrong) >= 2)
     assert page.evaluate("window.pwned") is None
     watched.wrong.clear()

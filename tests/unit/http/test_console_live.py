@@ -51,7 +51,7 @@ def played(tmp_path: Path, script: str) -> Any:
 
 def test_a_page_that_is_refused_tries_again(tmp_path: Path) -> None:
     """A browser reconnects after a cut, but never after an answer such as 503: then the page has to."""
-    said = played(
+    states = played(
         tmp_path,
         """
         await start();
@@ -64,12 +64,12 @@ def test_a_page_that_is_refused_tries_again(tmp_path: Path) -> None:
         said.push([state.connected, streams.length, state.error]);
         """,
     )
-    told = "the server sends this page no samples: too many may be open; trying again"
-    assert said == [[False, 1, 0], [False, 1, told], [True, 2, ""]]
+    message = "the server sends this page no samples: too many may be open; trying again"
+    assert states == [[False, 1, 0], [False, 1, message], [True, 2, ""]]
 
 
 def test_a_server_that_began_anew_asks_for_the_token(tmp_path: Path) -> None:
-    said = played(
+    states = played(
         tmp_path,
         """
         await start();
@@ -82,11 +82,11 @@ def test_a_server_that_began_anew_asks_for_the_token(tmp_path: Path) -> None:
         said.push([state.needsToken, timers.length]);
         """,
     )
-    assert said == [[False, "no owner; trying again", 2], [True, 2]]
+    assert states == [[False, "no owner; trying again", 2], [True, 2]]
 
 
 def test_a_clock_that_is_set_back_stops_no_page(tmp_path: Path) -> None:
-    said = played(
+    states = played(
         tmp_path,
         """
         await start();
@@ -95,4 +95,4 @@ def test_a_clock_that_is_set_back_stops_no_page(tmp_path: Path) -> None:
         for (const t of [100, 101, 40, 41]) { sample(t); said.push(state.samples.map((one) => one.t)); }
         """,
     )
-    assert said == [[100], [100, 101], [40], [40, 41]]
+    assert states == [[100], [100, 101], [40], [40, 41]]

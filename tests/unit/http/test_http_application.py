@@ -42,21 +42,21 @@ class Client:
             request.add_header(name.replace("_", "-"), value)
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
-                status, text, found = answer.status, answer.read(), dict(answer.headers)
+                status, text, answer_headers = answer.status, answer.read(), dict(answer.headers)
         except urllib.error.HTTPError as refused:
-            status, text, found = refused.code, refused.read(), dict(refused.headers)
-        return status, json.loads(text) if text[:1] in (b"{", b"[") else text, found
+            status, text, answer_headers = refused.code, refused.read(), dict(refused.headers)
+        return status, json.loads(text) if text[:1] in (b"{", b"[") else text, answer_headers
 
     def get(self, path: str, **parameters: Any) -> Any:
-        status, found, _ = self.send(f"{path}?{urllib.parse.urlencode(parameters, doseq=True)}")
-        assert status == 200, found
-        assert found["status"] == "success"
-        return found["data"]
+        status, reply, _ = self.send(f"{path}?{urllib.parse.urlencode(parameters, doseq=True)}")
+        assert status == 200, reply
+        assert reply["status"] == "success"
+        return reply["data"]
 
     def refused(self, path: str, **parameters: Any) -> tuple[int, str]:
-        status, found, _ = self.send(f"{path}?{urllib.parse.urlencode(parameters, doseq=True)}")
-        assert found["status"] == "error"
-        return status, found["errorType"]
+        status, reply, _ = self.send(f"{path}?{urllib.parse.urlencode(parameters, doseq=True)}")
+        assert reply["status"] == "error"
+        return status, reply["errorType"]
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +82,13 @@ def client(store: Any) -> Iterator[Client]:
 
 def test_queries(client: Client) -> None:
     assert client.get("/api/v1/query", query="1+1")["result"][1] == "2"
-    found = client.get("/api/v1/query", query='up{job="a"}', time=T + 15)
-    assert found == {
+    data = client.get("/api/v1/query", query='up{job="a"}', time=T + 15)
+    assert data == {
         "resultType": "vector",
         "result": [{"metric": {"__name__": "up", "job": "a"}, "value": [T + 15.0, "0.5"]}],
     }
-    found = client.get("/api/v1/query_range", query="sum(up)", start=T, end=T + 30, step="15s")
-    assert found == {
+    data = client.get("/api/v1/query_range", query="sum(up)", start=T, end=T + 30, step="15s")
+    assert data == {
         "resultType": "matrix",
         "result": [{"metric": {}, "values": [[T, "3"], [T + 15, "2.5"], [T + 30, "+Inf"]]}],
     }
@@ -101,16 +101,16 @@ def test_queries(client: Client) -> None:
 
 def test_a_query_by_post(client: Client) -> None:
     form = urllib.parse.urlencode({"query": "sum(up)", "time": T}).encode()
-    status, found, _ = client.send("/api/v1/query", form, Content_Type="application/x-www-form-urlencoded")
-    assert (status, found["data"]["result"][0]["value"][1]) == (200, "3")
+    status, reply, _ = client.send("/api/v1/query", form, Content_Type="application/x-www-form-urlencoded")
+    assert (status, reply["data"]["result"][0]["value"][1]) == (200, "3")
 
 
 def test_letters_in_a_form_need_no_escapes(client: Client, store: Any) -> None:
     """`curl -d 'query=…'` sends UTF-8 as it is."""
     store.series("taken").write("people", 1.0, {"city": "Zürich"}, time=T * 10**6, durable=True)
     form = f'query=people{{city="Zürich"}}&time={T}'.encode()
-    status, found, _ = client.send("/prometheus/taken/api/v1/query", form)
-    assert (status, len(found["data"]["result"])) == (200, 1)
+    status, reply, _ = client.send("/prometheus/taken/api/v1/query", form)
+    assert (status, len(reply["data"]["result"])) == (200, 1)
     assert client.send("/prometheus/taken/api/v1/query", b"query=\xff")[0] == 400
 
 
@@ -144,7 +144,7 @@ def test_what_grafana_asks_for(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "parameters", "wanted"),
+    ("path", "parameters", "refusal"),
     [
         ("/api/v1/query", {}, (400, "bad_data")),
         ("/api/v1/query", {"query": "sum("}, (400, "bad_data")),
@@ -164,14 +164,14 @@ def test_what_grafana_asks_for(client: Client) -> None:
     ],
 )
 def test_errors_have_the_shape_of_prometheus(
-    client: Client, path: str, parameters: dict[str, Any], wanted: tuple[int, str]
+    client: Client, path: str, parameters: dict[str, Any], refusal: tuple[int, str]
 ) -> None:
     if len(str(parameters)) > 1_000:  # longer than a line of a request may be
         form = urllib.parse.urlencode(parameters).encode()
-        status, found, _ = client.send(path, form)
-        assert (status, found["errorType"]) == wanted
+        status, reply, _ = client.send(path, form)
+        assert (status, reply["errorType"]) == refusal
     else:
-        assert client.refused(path, **parameters) == wanted
+        assert client.refused(path, **parameters) == refusal
 
 
 def test_remote_write_is_durable_when_it_is_answered(client: Client, store: Any) -> None:

@@ -46,15 +46,15 @@ def call(port: int, method: str, path: str, parameters: list[tuple[str, str]] | 
         request.add_header("Content-Type", FORM)
     with urllib.request.urlopen(request, timeout=20) as answer:
         assert answer.headers["Content-Type"].startswith("application/json")
-        found = json.load(answer)
-    assert found["status"] == "success"
-    return found["data"]
+        reply = json.load(answer)
+    assert reply["status"] == "success"
+    return reply["data"]
 
 
 def test_save_and_test(port: int) -> None:
     """The health check: an instant of numbers, and who we are."""
-    found = call(port, "POST", "/api/v1/query", [("query", "1+1"), ("time", f"{T}.5")])
-    assert found == {"resultType": "scalar", "result": [T + 0.5, "2"]}
+    data = call(port, "POST", "/api/v1/query", [("query", "1+1"), ("time", f"{T}.5")])
+    assert data == {"resultType": "scalar", "result": [T + 0.5, "2"]}
     assert call(port, "GET", "/api/v1/status/buildinfo").keys() >= {"version", "revision"}
 
 
@@ -65,35 +65,35 @@ def test_variables(port: int) -> None:
     assert call(port, "GET", "/api/v1/label/job/values", match) == ["api"]
     assert call(port, "GET", "/api/v1/label/__name__/values", [*range_, ("limit", "40000")]) == ["requests_total"]
     assert call(port, "POST", "/api/v1/labels", range_) == ["__name__", "instance", "job"]
-    found = call(port, "POST", "/api/v1/series", [("match[]", "requests_total"), *range_, ("limit", "40000")])
-    assert sorted(row["job"] for row in found) == ["api", "web"]
-    assert all(row["__name__"] == "requests_total" for row in found)
+    rows = call(port, "POST", "/api/v1/series", [("match[]", "requests_total"), *range_, ("limit", "40000")])
+    assert sorted(row["job"] for row in rows) == ["api", "web"]
+    assert all(row["__name__"] == "requests_total" for row in rows)
     # query_result(...) of a variable
-    found = call(port, "POST", "/api/v1/query", [("query", "topk(1, requests_total)"), ("time", str(T + 30))])
-    assert [(row["metric"]["job"], row["value"]) for row in found["result"]] == [("api", [T + 30, "4"])]
+    data = call(port, "POST", "/api/v1/query", [("query", "topk(1, requests_total)"), ("time", str(T + 30))])
+    assert [(row["metric"]["job"], row["value"]) for row in data["result"]] == [("api", [T + 30, "4"])]
 
 
 def test_a_panel_and_explore(port: int) -> None:
     """A panel asks for a range; Explore for a range and an instant, with a step in its own form and `timeout`."""
     query = "sum by(job) (rate(requests_total[1m0s]))"
     times = [("start", f"{T}.000"), ("end", f"{T + 30}.000"), ("step", "15")]
-    found = call(port, "POST", "/api/v1/query_range", [("query", query), *times, ("timeout", "30s")])
-    assert found["resultType"] == "matrix"
-    assert {row["metric"]["job"]: [at for at, _ in row["values"]] for row in found["result"]} == {
+    data = call(port, "POST", "/api/v1/query_range", [("query", query), *times, ("timeout", "30s")])
+    assert data["resultType"] == "matrix"
+    assert {row["metric"]["job"]: [at for at, _ in row["values"]] for row in data["result"]} == {
         "api": [T + 15, T + 30],
         "web": [T + 15, T + 30],
     }
-    for points in (row["values"] for row in found["result"]):
+    for points in (row["values"] for row in data["result"]):
         assert all(isinstance(at, (int, float)) and isinstance(value, str) for at, value in points)
-    found = call(port, "POST", "/api/v1/query", [("query", query), ("time", str(T + 30))])
-    assert found["resultType"] == "vector"
+    data = call(port, "POST", "/api/v1/query", [("query", query), ("time", str(T + 30))])
+    assert data["resultType"] == "vector"
     assert call(port, "POST", "/api/v1/query_range", [("query", "nothing"), *times])["result"] == []
 
 
 def test_what_the_editor_asks_for(port: int) -> None:
-    found = call(port, "GET", "/api/v1/metadata", [("limit", "5000")])
-    assert found == {"requests_total": [{"type": "counter", "help": "Requests.", "unit": ""}]}
-    assert call(port, "GET", "/api/v1/metadata", [("metric", "requests_total")]) == found
+    metadata = call(port, "GET", "/api/v1/metadata", [("limit", "5000")])
+    assert metadata == {"requests_total": [{"type": "counter", "help": "Requests.", "unit": ""}]}
+    assert call(port, "GET", "/api/v1/metadata", [("metric", "requests_total")]) == metadata
     times = [("start", str(T)), ("end", str(T + 60))]
     assert call(port, "POST", "/api/v1/query_exemplars", [("query", "requests_total"), *times]) == []
     assert call(port, "GET", "/api/v1/rules") == {"groups": []}
@@ -111,7 +111,7 @@ def test_the_dashboard_and_the_rules_use_metrics_that_there_are(tmp_path: Path) 
         store.kv("users").put(b"a", b"1", durable=True)
         with penstock.connect(store.path) as client:
             exported = client.metrics.exposition() + client.metrics.exposition()  # the second counts the first
-    known = set(re.findall(r"^# TYPE (\S+)", exported, re.MULTILINE))
+    exported_names = set(re.findall(r"^# TYPE (\S+)", exported, re.MULTILINE))
     board = json.loads((MONITORING / "grafana-dashboard.json").read_text())
     rules = (MONITORING / "alerts.yml").read_text()
     texts = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
@@ -119,8 +119,8 @@ def test_the_dashboard_and_the_rules_use_metrics_that_there_are(tmp_path: Path) 
     texts += re.findall(r"expr: (.+)", rules)
     named = {name for text in texts for name in re.findall(r"penstock_[a-z_]+", text)}
     assert len(named) > 15
-    families = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in known else name for name in named}
-    assert families - known == set()
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in exported_names else name for name in named}
+    assert families - exported_names == set()
     for text in re.findall(r"expr: (.+)", rules):
         parse_query(text)
     promtool = peer_binary("promtool")

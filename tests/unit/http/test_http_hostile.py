@@ -118,8 +118,8 @@ def test_points_that_are_left_out_are_told(client: Client, store: Any) -> None:
     sent: Any = [{"scope_metrics": [{"metrics": metrics}]}]
     body = ExportMetricsServiceRequest(resource_metrics=sent).SerializeToString()
     status, text, _ = client.send("/v1/metrics", body, **PROTOBUF)
-    told = ExportMetricsServiceResponse.FromString(text).partial_success
-    assert (status, told.rejected_data_points, stored(store, "level")) == (200, 2, 1)
+    partial_success = ExportMetricsServiceResponse.FromString(text).partial_success
+    assert (status, partial_success.rejected_data_points, stored(store, "level")) == (200, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_samples_for_a_store_that_is_not_there_are_kept_by_their_sender(tmp_path
         connected = penstock.connect(folder)
     with connected, serve_http(connected, HttpSettings(table="metrics", write=True)) as port:
         folder.rename(tmp_path / "away")
-        status, found, _ = Client(port).send("/write", b"away value=1")
-        assert (status, "there is no store in" in found["error"]) == (503, True)
+        status, reply, _ = Client(port).send("/write", b"away value=1")
+        assert (status, "there is no store in" in reply["error"]) == (503, True)
         (tmp_path / "away").rename(folder)
         assert Client(port).send("/write", b"away value=1")[0] == 204
         assert Client(port).send("/prometheus/absent/write", b"away value=1")[0] == 404
@@ -202,8 +202,8 @@ def test_samples_for_a_store_that_is_not_there_are_kept_by_their_sender(tmp_path
 
 def test_long_labels_are_not_repeated_for_each_sample() -> None:
     wide = labels(__name__="wide", **{f"l{n}": "x" * 4_096 for n in range(60)})
-    found = decode_write(snappy(block(1, wide + sample(1.0, T) * 10_000)), 1).to_block()
-    assert (len(found), len(found.series)) == (10_000, 1)
+    samples = decode_write(snappy(block(1, wide + sample(1.0, T) * 10_000)), 1).to_block()
+    assert (len(samples), len(samples.series)) == (10_000, 1)
 
 
 def test_samples_are_counted_before_they_are_objects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,8 +238,8 @@ def test_labels_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_logs_and_attributes_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: Any = [{"key": "k", "value": {"string_value": "x" * 1_000}}]
-    logs: Any = [{"resource": {"attributes": said}, "scope_logs": [{"log_records": [{}] * 50}]}]
+    attributes: Any = [{"key": "k", "value": {"string_value": "x" * 1_000}}]
+    logs: Any = [{"resource": {"attributes": attributes}, "scope_logs": [{"log_records": [{}] * 50}]}]
     body = ExportLogsServiceRequest(resource_logs=logs).SerializeToString()
     assert len(decode_logs(body, 0)) == 50
     monkeypatch.setattr("penstock.http.otlp.LOG_BYTES_MAX", 20_000)
@@ -254,27 +254,31 @@ def test_logs_and_attributes_of_a_request_are_bounded(monkeypatch: pytest.Monkey
 def test_all_queries_together_hold_a_bounded_number_of_samples(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "SAMPLES_MAX", 5)
     store.series("metrics").write_columns("held", np.arange(4.0), times=np.arange(4) * 10**6, durable=True)
-    asked = {"query": "sum_over_time(held[1m])", "time": 4}
-    inner, found = ANSWERS["query"], []
+    parameters = {"query": "sum_over_time(held[1m])", "time": 4}
+    inner, replies = ANSWERS["query"], []
 
     def nested(table: Any, request: Any) -> Any:
         answer = inner(table, request)  # still holds its samples
-        found.append(door.send(f"/api/v1/format_query?{urlencode(asked)}"))
+        replies.append(door.send(f"/api/v1/format_query?{urlencode(parameters)}"))
         return answer
 
     monkeypatch.setattr(application, "ANSWERS", {**ANSWERS, "query": nested, "format_query": inner})
     with serve_http(store, HttpSettings(table="metrics")) as port:
         door = Client(port)
         for _ in range(2):
-            assert door.get("/api/v1/query", **asked)["result"][0]["value"][1] == "6"
-        assert [status for status, _, _ in found] == [429, 429]
-        assert "retry later" in found[0][1]["error"]
-        assert door.get("/api/v1/format_query", **asked)["result"][0]["value"][1] == "6"  # alone
+            assert door.get("/api/v1/query", **parameters)["result"][0]["value"][1] == "6"
+        assert [status for status, _, _ in replies] == [429, 429]
+        assert "retry later" in replies[0][1]["error"]
+        assert door.get("/api/v1/format_query", **parameters)["result"][0]["value"][1] == "6"  # alone
 
 
 def test_many_selectors_end_when_the_client_is_gone(store: Any) -> None:
     table = store.series("metrics")
-    for answer in (ANSWERS["series"], ANSWERS["labels"], lambda *given: label_values(given[0], "a", given[1])):
+    for answer in (
+        ANSWERS["series"],
+        ANSWERS["labels"],
+        lambda *arguments: label_values(arguments[0], "a", arguments[1]),
+    ):
         request = ReadRequest({"match[]": ["{__name__!=''}"] * 3, "timeout": ["5"]}, FakeClock())
         assert isinstance(answer(table, request), list)
         request.cancel()
@@ -307,8 +311,8 @@ def test_a_connection_without_a_request_is_ended(store: Any, monkeypatch: pytest
     with serve_http(store, HttpSettings(table="metrics")) as port:
         assert answer_to(port) == b""
         assert answer_to(port, b"GET /-/healthy HTTP/1.1\r\nHost: loc") == b""
-        asked = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        assert answer_to(port, asked, asked[:10]).count(b" 200 OK") == 1
+        request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        assert answer_to(port, request, request[:10]).count(b" 200 OK") == 1
 
 
 def test_connections_without_requests_do_not_keep_others_out(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,25 +331,25 @@ def test_connections_without_requests_do_not_keep_others_out(store: Any, monkeyp
 def test_a_client_that_does_not_read_its_answer_is_ended(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 32 << 20
     monkeypatch.setattr(application, "ANSWERS", {**ANSWERS, "query": lambda *_: "x" * size})
-    asked = b"GET /api/v1/query?query=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    request = b"GET /api/v1/query?query=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
-    def received(port: int, wait_s: float) -> int:
+    def answer_size(port: int, wait_s: float) -> int:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:
-            wire.sendall(asked)
-            found = len(wire.recv(1))
+            wire.sendall(request)
+            count = len(wire.recv(1))
             time.sleep(wait_s)
             try:
                 while more := wire.recv(1 << 20):
-                    found += len(more)
+                    count += len(more)
             except ConnectionError:
                 pass
-        return found
+        return count
 
     with serve_http(store, HttpSettings(table="metrics")) as port:
-        assert received(port, 0) > size
+        assert answer_size(port, 0) > size
     monkeypatch.setattr("penstock.http.serving.IDLE_S", 0.3)
     with serve_http(store, HttpSettings(table="metrics")) as port:
-        assert received(port, 1.5) < size
+        assert answer_size(port, 1.5) < size
 
 
 def test_a_query_ends_when_its_client_is_gone(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,8 +412,8 @@ def test_a_query_ends_when_its_client_is_gone(store: Any, monkeypatch: pytest.Mo
 def test_malformed_requests_have_an_answer(
     client: Client, path: str, body: bytes | None, headers: dict[str, str], status: int
 ) -> None:
-    found, text, _ = client.send(path, body, **headers)
-    assert found == status, text
+    actual, text, _ = client.send(path, body, **headers)
+    assert actual == status, text
     assert isinstance(text, bytes) or ("\n" not in text["error"] and text["errorType"] != "internal")
 
 
@@ -439,8 +443,8 @@ def test_writes_go_on_when_there_is_an_owner_again(tmp_path: Path) -> None:
             assert door.send("/write", b"cpu,n=1 value=1 1000000000")[0] == 204
             owner.close()
             hidden = penstock.open(tmp_path / "store", settings=penstock.StoreSettings(serve=False))  # and is silent
-            status, found, headers = door.send("/write", b"cpu,n=2 value=2 1000000000")
-            assert status == 503, found
+            status, reply, headers = door.send("/write", b"cpu,n=2 value=2 1000000000")
+            assert status == 503, reply
             assert headers["retry-after"].isdecimal()
             assert door.send("/write", b"cpu,n=3 value=3 1000000000")[0] == 503
             hidden.close()
@@ -472,8 +476,8 @@ def test_writes_go_on_after_the_disk_of_the_owner_failed(tmp_path: Path) -> None
                 assert set(failing) <= {204, 503, 429}
                 fails.unlink()
                 until(lambda: all(answer == 204 for answer in pool.map(send, range(1, 13))))
-        found = store.series("metrics").select("cpu").column("value").to_pylist()
-    assert sorted(found) == list(range(13))
+        values = store.series("metrics").select("cpu").column("value").to_pylist()
+    assert sorted(values) == list(range(13))
 
 
 def test_one_request_recovers_and_the_others_are_told_to_wait(store: Any) -> None:
@@ -483,10 +487,10 @@ def test_one_request_recovers_and_the_others_are_told_to_wait(store: Any) -> Non
     class Poisonous:
         port = store.port
 
-        def series(self, *given: Any, **named: Any) -> Any:
+        def series(self, *arguments: Any, **options: Any) -> Any:
             if not ends.is_set():
                 raise Poisoned("writes failed: call recover()")
-            return store.series(*given, **named)
+            return store.series(*arguments, **options)
 
         def recover(self) -> None:
             calls.append("recover")
@@ -510,9 +514,9 @@ def test_one_request_recovers_and_the_others_are_told_to_wait(store: Any) -> Non
 def test_lines_have_a_deadline(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "DECODE_S", -1.0)
     with serve_http(store, HttpSettings(table="metrics", write=True)) as port:
-        status, found, _ = Client(port).send("/write", b"\n".join(b"slow value=%d" % n for n in range(300)))
-        assert (status, found["errorType"]) == (503, "timeout")
-        assert "send fewer at once" in found["error"]
+        status, reply, _ = Client(port).send("/write", b"\n".join(b"slow value=%d" % n for n in range(300)))
+        assert (status, reply["errorType"]) == (503, "timeout")
+        assert "send fewer at once" in reply["error"]
         assert Client(port).send("/write", b"slow value=1")[0] == 204  # too few to look at the clock
 
 
@@ -560,8 +564,8 @@ def test_a_body_after_its_answer_keeps_nobody_out(store: Any, path: str, monkeyp
     """Whoever has no token is answered at once, and may go on sending: his connections yield, and end."""
     monkeypatch.setattr(serving, "CONNECTIONS_MAX", 4)
     monkeypatch.setattr(serving, "IDLE_S", 1.0)
-    known = {"good": Rights(client="a", tables={"metrics": READ})}
-    settings = HttpSettings(table="metrics", rights_of=known.get)
+    rights = {"good": Rights(client="a", tables={"metrics": READ})}
+    settings = HttpSettings(table="metrics", rights_of=rights.get)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n".encode()
     with serve_http(store, settings) as port, ExitStack() as opened:
         wires = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(6)]

@@ -13,17 +13,17 @@ NOW = 1_700_000_000_000_000
 
 
 def rows(text: str, precision: str = "ns") -> list[tuple[dict[str, str], int, float]]:
-    found = decode_lines(text.encode(), NOW, precision)
+    columns = decode_lines(text.encode(), NOW, precision)
     return [
-        (dict(found.series[series]), moment, value)
+        (dict(columns.series[series]), moment, value)
         for series, moment, value in zip(
-            found.index.tolist(), found.times_us.tolist(), found.values.tolist(), strict=True
+            columns.index.tolist(), columns.times_us.tolist(), columns.values.tolist(), strict=True
         )
     ]
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("cpu value=1", [({"__name__": "cpu"}, NOW, 1.0)]),
         ("cpu,host=a idle=0.5 5000", [({"__name__": "cpu_idle", "host": "a"}, 5, 0.5)]),
@@ -44,13 +44,13 @@ def rows(text: str, precision: str = "ns") -> list[tuple[dict[str, str], int, fl
         ("", []),
     ],
 )
-def test_lines_become_samples(text: str, wanted: list[tuple[dict[str, str], int, float]]) -> None:
-    assert rows(text) == wanted
+def test_lines_become_samples(text: str, expected: list[tuple[dict[str, str], int, float]]) -> None:
+    assert rows(text) == expected
 
 
-@pytest.mark.parametrize(("precision", "wanted"), [("s", 5_000_000), ("ms", 5_000), ("us", 5), ("u", 5), ("ns", 0)])
-def test_the_precision_of_times(precision: str, wanted: int) -> None:
-    assert rows("a value=1 5", precision)[0][1] == wanted
+@pytest.mark.parametrize(("precision", "expected"), [("s", 5_000_000), ("ms", 5_000), ("us", 5), ("u", 5), ("ns", 0)])
+def test_the_precision_of_times(precision: str, expected: int) -> None:
+    assert rows("a value=1 5", precision)[0][1] == expected
 
 
 def test_texts_are_counted() -> None:
@@ -101,8 +101,8 @@ def test_other_bodies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.text(alphabet='ab,= \\"\n1i.t#', max_size=60))
 def test_random_lines_are_refused_or_decoded(text: str) -> None:
     try:
-        found = decode_lines(text.encode(), NOW)
+        columns = decode_lines(text.encode(), NOW)
     except Invalid as refused:
         assert "\n" not in str(refused)
     else:
-        assert len(found.index) == len(found.values)
+        assert len(columns.index) == len(columns.values)

@@ -32,7 +32,7 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4_096
 
 
-def asked(url: str, query: str, timeout: int) -> tuple[int, Any]:
+def send_query(url: str, query: str, timeout: int) -> tuple[int, Any]:
     text = urllib.parse.urlencode({"query": query, "time": TIME_US // 10**6, "timeout": "60s"})
     try:
         with urllib.request.urlopen(f"{url}/api/v1/query?{text}", timeout=timeout) as answer:
@@ -46,10 +46,10 @@ def test_counting_everything(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "store") as store:
         table = store.series("metrics", options=penstock.SeriesOptions(future_s=None))
         for start in range(0, SERIES, BATCH):
-            some = np.arange(start, start + BATCH)
+            numbers = np.arange(start, start + BATCH)
             rows = {
-                "metric": pa.array(np.char.add("m", (some % 100).astype(str))),
-                "instance": pa.array(np.char.add("i", some.astype(str))),
+                "metric": pa.array(np.char.add("m", (numbers % 100).astype(str))),
+                "instance": pa.array(np.char.add("i", numbers.astype(str))),
                 "time": pa.array(np.full(BATCH, TIME_US)).cast(pa.timestamp("us")),
                 "value": np.ones(BATCH),
             }
@@ -60,18 +60,20 @@ def test_counting_everything(tmp_path: Path) -> None:
         try:
             assert door.stdout is not None
             url = door.stdout.readline().strip()
-            found: list[tuple[int, Any]] = []
-            asking = threads.spawn(lambda: found.append(asked(url, 'count({__name__=~".+"})', 180)), name="asking")
+            answers: list[tuple[int, Any]] = []
+            asking = threads.spawn(
+                lambda: answers.append(send_query(url, 'count({__name__=~".+"})', 180)), name="asking"
+            )
             peak, slowest, others = 0, 0.0, 0
             ended = threading.Event()
             while not ended.wait(0.2):
                 began = time.monotonic()
-                assert asked(url, "one", 60)[0] == 200
+                assert send_query(url, "one", 60)[0] == 200
                 slowest, others = max(slowest, time.monotonic() - began), others + 1
                 peak = max(peak, resident_bytes(door.pid))
                 if not asking.is_alive():
                     ended.set()
-            ((status, answer),) = found
+            ((status, answer),) = answers
             print(f"{status} {str(answer)[:200]}; peak {peak >> 20} MiB; {others} others, the slowest {slowest:.1f} s")
             assert (status == 200 and answer["data"]["result"][0]["value"][1] == f"{SERIES + 1}") or status in (
                 422,
@@ -79,7 +81,7 @@ def test_counting_everything(tmp_path: Path) -> None:
             )
             assert peak < RESIDENT_BYTES_MAX
             assert others > 0
-            assert asked(url, "one", 60)[1]["data"]["result"][0]["value"][1] == "1"
+            assert send_query(url, "one", 60)[1]["data"]["result"][0]["value"][1] == "1"
         finally:
             door.kill()
             for pid in owners(tmp_path / "store"):

@@ -32,19 +32,19 @@ def request(*metrics: dict[str, Any]) -> bytes:
         ]
     }
     sent: Any = [{"resource": resource, "scope_metrics": [{"metrics": metrics}]}]
-    made = ExportMetricsServiceRequest(resource_metrics=sent)
-    body: bytes = made.SerializeToString()
+    message = ExportMetricsServiceRequest(resource_metrics=sent)
+    body: bytes = message.SerializeToString()
     return body
 
 
 def samples(body: bytes) -> dict[str, float]:
-    found = decode_metrics(body, NOW)
+    columns = decode_metrics(body, NOW)
     texts = []
-    for labels in map(dict, found.series):
+    for labels in map(dict, columns.series):
         rest = {k: v for k, v in labels.items() if k not in ("__name__", "job")}
         texts.append(labels["__name__"] + "".join(f" {k}={v}" for k, v in sorted(rest.items())))
         assert labels["job"] == "eu/shop"
-    return {texts[series]: value for series, value in zip(found.index.tolist(), found.values.tolist(), strict=True)}
+    return {texts[series]: value for series, value in zip(columns.index.tolist(), columns.values.tolist(), strict=True)}
 
 
 POINT = {
@@ -72,9 +72,9 @@ def test_gauges_and_sums() -> None:
         "hits_total code=200 http_route=/": 7.0,
         "_9lives": -7.0,
     }
-    found = decode_metrics(body, NOW)
-    assert found.times_us.tolist() == [NS // 1000, NS // 1000, NOW]
-    assert [(m.metric, m.type, m.unit, m.help) for m in found.metadata] == [
+    columns = decode_metrics(body, NOW)
+    assert columns.times_us.tolist() == [NS // 1000, NS // 1000, NOW]
+    assert [(m.metric, m.type, m.unit, m.help) for m in columns.metadata] == [
         ("room_temp", "gauge", "C", "warm"),
         ("hits_total", "counter", "", ""),
         ("_9lives", "gauge", "", ""),
@@ -106,13 +106,13 @@ def test_what_is_not_stored_is_counted() -> None:
         {"name": "e", "exponential_histogram": {"data_points": [{"count": 1}]}},
         {"name": "nothing"},
     )
-    found = decode_metrics(body, NOW)
-    assert (len(found), found.left_out) == (0, 3)
+    columns = decode_metrics(body, NOW)
+    assert (len(columns), columns.left_out) == (0, 3)
 
 
 def test_a_point_without_a_value_is_a_staleness_marker() -> None:
-    found = decode_metrics(request({"name": "g", "gauge": {"data_points": [{"flags": 1}]}}), NOW)
-    assert found.values.view(np.uint64).tolist() == [int(STALE_BITS)]
+    columns = decode_metrics(request({"name": "g", "gauge": {"data_points": [{"flags": 1}]}}), NOW)
+    assert columns.values.view(np.uint64).tolist() == [int(STALE_BITS)]
 
 
 def test_attributes_that_become_one_label_are_joined() -> None:
@@ -148,8 +148,8 @@ def logs(*records: dict[str, Any]) -> bytes:
     resource: Any = {"attributes": [attribute("service.name", string_value="shop")]}
     scope = {"scope": {"name": "app"}, "log_records": records}
     sent: Any = [{"resource": resource, "scope_logs": [scope]}]
-    made = ExportLogsServiceRequest(resource_logs=sent)
-    body: bytes = made.SerializeToString()
+    message = ExportLogsServiceRequest(resource_logs=sent)
+    body: bytes = message.SerializeToString()
     return body
 
 

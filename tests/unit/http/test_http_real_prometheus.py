@@ -65,11 +65,11 @@ def test_everything_scraped_arrives(tmp_path: Path, message: str, scrapes_s: int
                 time.sleep(scrapes_s / 3)
                 moment_ms = int(time.time() * 1000)
                 selector = f"{EVERYTHING}[{scrapes_s + 30}s]"
-                wanted = samples(peer.instant(selector, moment_ms)["data"]["result"])
+                peer_samples = samples(peer.instant(selector, moment_ms)["data"]["result"])
                 end_s = time.monotonic() + SETTLES_S
                 while True:
-                    found = table_samples(store.series("metrics").query(selector, moment_ms * 1000))
-                    if wanted.items() <= found.items() or time.monotonic() > end_s:
+                    store_samples = table_samples(store.series("metrics").query(selector, moment_ms * 1000))
+                    if peer_samples.items() <= store_samples.items() or time.monotonic() > end_s:
                         break
                     time.sleep(0.5)
             finally:
@@ -77,9 +77,9 @@ def test_everything_scraped_arrives(tmp_path: Path, message: str, scrapes_s: int
         for pid in owners(folder):
             os.kill(pid, signal.SIGTERM)
     assert killed >= 2
-    assert len(wanted) > 1_000
-    assert [key for key, value in wanted.items() if found.get(key) != value] == []
-    assert {key for key in found if key[1] <= moment_ms} <= wanted.keys()  # nothing that it does not have
+    assert len(peer_samples) > 1_000
+    assert [key for key, value in peer_samples.items() if store_samples.get(key) != value] == []
+    assert {key for key in store_samples if key[1] <= moment_ms} <= peer_samples.keys()  # nothing that it does not have
 
 
 def samples(result: Any) -> dict[Any, str]:

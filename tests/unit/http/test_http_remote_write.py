@@ -25,11 +25,11 @@ T = 1_700_000_000_000
 
 def varint(number: int) -> bytes:
     number &= (1 << 64) - 1
-    made = bytearray()
+    encoding = bytearray()
     while number > 127:
-        made.append(number & 127 | 128)
+        encoding.append(number & 127 | 128)
         number >>= 7
-    return bytes([*made, number])
+    return bytes([*encoding, number])
 
 
 def block(number: int, data: bytes | str) -> bytes:
@@ -78,29 +78,31 @@ V2 = b"".join(block(4, symbol) for symbol in SYMBOLS) + b"".join(
 
 
 def test_version_1() -> None:
-    found = decode_write(snappy(V1), 1)
-    assert [dict(some) for some in found.series] == [
+    columns = decode_write(snappy(V1), 1)
+    assert [dict(label_set) for label_set in columns.series] == [
         {"__name__": "up", "job": "a"},
         {"__name__": "h_total", "job": "é"},
         {"__name__": "native"},
     ]
-    assert found.index.tolist() == [0, 0, 1]
-    assert found.times_us.tolist() == [T * 1000, (T + 15_000) * 1000, -5_000]
-    assert found.values.view(np.uint64).tolist() == [0x3FF0000000000000, int(STALE_BITS), 1 << 63]
-    assert [(m.metric, m.type, m.unit, m.help) for m in found.metadata] == [("h_total", "counter", "hours", "how many")]
-    assert found.left_out == 1
+    assert columns.index.tolist() == [0, 0, 1]
+    assert columns.times_us.tolist() == [T * 1000, (T + 15_000) * 1000, -5_000]
+    assert columns.values.view(np.uint64).tolist() == [0x3FF0000000000000, int(STALE_BITS), 1 << 63]
+    assert [(m.metric, m.type, m.unit, m.help) for m in columns.metadata] == [
+        ("h_total", "counter", "hours", "how many")
+    ]
+    assert columns.left_out == 1
 
 
 def test_version_2() -> None:
-    found = decode_write(snappy(V2), 2)
-    assert [dict(some) for some in found.series] == [
+    columns = decode_write(snappy(V2), 2)
+    assert [dict(label_set) for label_set in columns.series] == [
         {"__name__": "up", "job": "a"},
         {"__name__": "h_bucket", "le": "1"},
     ]
-    assert found.index.tolist() == [0, 0, 1]
-    assert found.values.view(np.uint64).tolist()[:2] == [0x3FF0000000000000, int(STALE_BITS)]
-    assert [(m.metric, m.type, m.unit, m.help) for m in found.metadata] == [("h", "histogram", "s", "how")]
-    assert found.left_out == 1
+    assert columns.index.tolist() == [0, 0, 1]
+    assert columns.values.view(np.uint64).tolist()[:2] == [0x3FF0000000000000, int(STALE_BITS)]
+    assert [(m.metric, m.type, m.unit, m.help) for m in columns.metadata] == [("h", "histogram", "s", "how")]
+    assert columns.left_out == 1
 
 
 def test_an_empty_request() -> None:
@@ -195,7 +197,7 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 SAMPLES = st.tuples(st.floats(width=64), st.integers(-(10**13), 10**14))
 FIELDS = st.one_of(
     st.builds(lambda pair: ("label", pair), st.tuples(TEXTS, TEXTS)),
-    st.builds(lambda one: ("sample", one), SAMPLES),
+    st.builds(lambda point: ("sample", point), SAMPLES),
     st.just(("other", None)),
 )
 
@@ -203,26 +205,26 @@ FIELDS = st.one_of(
 @given(st.lists(st.tuples(TEXTS, st.lists(FIELDS, max_size=6)), max_size=4), st.booleans())
 def test_fields_in_any_order_and_number(entries: list[tuple[str, list[tuple[str, Any]]]], repeated: bool) -> None:
     """Whatever order a sender chooses, however long a number: the same samples, with a cache and without."""
-    body, wanted = b"", []
+    body, expected = b"", []
     for metric, fields in entries:
-        known = {"__name__": metric}
+        label_set = {"__name__": metric}
         data = labels(__name__=metric)
         for kind, content in fields:
-            if kind == "label" and content[0] not in known:
-                known[content[0]] = content[1]
+            if kind == "label" and content[0] not in label_set:
+                label_set[content[0]] = content[1]
                 data += block(1, block(1, content[0]) + block(2, content[1]))
             elif kind == "sample":
                 data += sample(*content)
-                wanted.append((known, content[1] * 1_000, struct.pack("<d", content[0])))
+                expected.append((label_set, content[1] * 1_000, struct.pack("<d", content[0])))
             elif kind == "other":
                 data += whole(9, 1 << 63) + block(70, b"unknown") + b"\x55abcd"
         body += block(1, data)
     cache = LabelCache()
     for _ in range(1 + repeated):
-        found = decode_write(snappy(body), 1, cache)
-    series = [dict(some) for some in found.series]
-    samples = zip(found.index.tolist(), found.times_us.tolist(), found.values.tolist(), strict=True)
-    assert [(series[n], at, struct.pack("<d", value)) for n, at, value in samples] == wanted
+        columns = decode_write(snappy(body), 1, cache)
+    series = [dict(pairs) for pairs in columns.series]
+    samples = zip(columns.index.tolist(), columns.times_us.tolist(), columns.values.tolist(), strict=True)
+    assert [(series[n], at, struct.pack("<d", value)) for n, at, value in samples] == expected
 
 
 def test_a_request_of_prometheus_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +240,7 @@ def test_a_request_of_prometheus_takes_the_short_way(monkeypatch: pytest.MonkeyP
     assert again.times_us.tolist() == [(T + n) * 1_000 for n in range(50)]
     assert again.series == first.series
     assert again.table is decode_write(body, 1, cache).table
-    tables = [found.to_block() for found in (first, again)]
+    tables = [columns.to_block() for columns in (first, again)]
     assert tables[0].series.encode() == tables[1].series.encode()
 
 
@@ -256,26 +258,26 @@ def test_a_damaged_request_of_known_series_is_decoded_as_by_a_new_server(
     changes: list[tuple[int, int]], cut: tuple[int, int], added: bytes
 ) -> None:
     data = bytearray(REPEATED)
-    for place, byte in changes:
-        data[place] = byte
+    for position, byte in changes:
+        data[position] = byte
     data[cut[0] : sum(cut)] = added
-    found: list[Any] = []
+    outcomes: list[Any] = []
     for cache in (None, WARM):
         try:
-            received = decode_write(snappy(bytes(data)), 1, cache)
-            columns = [received.index.tolist(), received.times_us.tolist(), received.values.tobytes()]
-            found.append(([*received.series], *columns, [*received.metadata], received.left_out))
+            samples = decode_write(snappy(bytes(data)), 1, cache)
+            columns = [samples.index.tolist(), samples.times_us.tolist(), samples.values.tobytes()]
+            outcomes.append(([*samples.series], *columns, [*samples.metadata], samples.left_out))
         except Invalid as refused:
-            found.append(str(refused))
-    assert found[0] == found[1]
+            outcomes.append(str(refused))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.http.samples.CACHED_BYTES_MAX", 10_000)
     cache = LabelCache()
     for n in range(100):
-        found = decode_write(snappy(block(1, labels(__name__=f"m{n}") + sample(1.0, T))), 1, cache)
-        assert found.series == [(("__name__", f"m{n}"),)]
+        columns = decode_write(snappy(block(1, labels(__name__=f"m{n}") + sample(1.0, T))), 1, cache)
+        assert columns.series == [(("__name__", f"m{n}"),)]
         assert len(cache._current._by_form) < 12
     for n in range(20):  # label tables count, too
         body = snappy(b"".join(block(1, labels(__name__=f"t{m}") + sample(1.0, T)) for m in {n, n + 1, n + 2}))
@@ -308,19 +310,19 @@ def test_too_many_series_and_samples_are_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("version", [1, 2])
 def test_one_request_does_not_fill_a_cache_past_its_bound(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.http.samples.CACHED_BYTES_MAX", 10_000)
-    cache, known = LabelCache(), LabelCache()._current
-    monkeypatch.setattr(cache, "_current", known)
+    cache, current = LabelCache(), LabelCache()._current
+    monkeypatch.setattr(cache, "_current", current)
     if version == 1:
         data = b"".join(block(1, labels(__name__=f"m{n}") + sample(1.0, T)) for n in range(300))
     else:
         symbols = b"".join(block(4, text) for text in ["", "__name__", *(f"m{n}" for n in range(100))])
         data = symbols + b"".join(block(5, block(1, bytes([1, 2 + n])) + sample(1.0, T)) for n in range(100))
-    found = decode_write(snappy(data), version, cache)
-    assert len({*found.series}) == len(found.series) == len(found.values) == (300 if version == 1 else 100)
-    assert 0 < len(known._by_form) == len(known._by_labels) < 10
+    columns = decode_write(snappy(data), version, cache)
+    assert len({*columns.series}) == len(columns.series) == len(columns.values) == (300 if version == 1 else 100)
+    assert 0 < len(current._by_form) == len(current._by_labels) < 10
     again = decode_write(snappy(data), version, cache)
-    assert again.series == found.series
-    assert cache._current is not known
+    assert again.series == columns.series
+    assert cache._current is not current
 
 
 def test_a_label_table_that_is_too_large_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,16 +73,16 @@ RECORDED: list[tuple[str, dict[str, Any], tuple[int, str | None]]] = [
 ]
 
 
-def answer_of(asked: Client, path: str, parameters: dict[str, Any]) -> tuple[int, str | None]:
-    status, found, _ = asked.send(f"{path}?{urlencode(parameters, doseq=True)}")
-    return status, found.get("errorType")
+def answer_of(client: Client, path: str, parameters: dict[str, Any]) -> tuple[int, str | None]:
+    status, reply, _ = client.send(f"{path}?{urlencode(parameters, doseq=True)}")
+    return status, reply.get("errorType")
 
 
-@pytest.mark.parametrize(("path", "parameters", "wanted"), RECORDED, ids=str)
+@pytest.mark.parametrize(("path", "parameters", "recorded"), RECORDED, ids=str)
 def test_wrong_requests_are_answered_as_by_prometheus(
-    client: Client, path: str, parameters: dict[str, Any], wanted: tuple[int, str | None]
+    client: Client, path: str, parameters: dict[str, Any], recorded: tuple[int, str | None]
 ) -> None:
-    assert answer_of(client, path, parameters) == wanted
+    assert answer_of(client, path, parameters) == recorded
 
 
 def test_prometheus_still_answers_so(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_prometheus_still_answers_so(tmp_path: Path) -> None:
                 assert time.monotonic() < end_s
                 time.sleep(0.1)
             wrong = [
-                (path, parameters, found)
-                for path, parameters, wanted in RECORDED
-                if (found := answer_of(peer, path, parameters)) != wanted
+                (path, parameters, answer)
+                for path, parameters, recorded in RECORDED
+                if (answer := answer_of(peer, path, parameters)) != recorded
             ]
         finally:
             process.kill()
@@ -121,14 +121,14 @@ def is_ready(peer: Client) -> bool:
 def test_a_limit_cuts_a_result_and_says_so(client: Client) -> None:
     for path, times in ((QUERY, MOMENT), (RANGE, HOUR)):
         for limit, count in (("1", 1), ("2", 2), ("0", 2)):
-            status, found, _ = client.send(f"{path}?{urlencode({'query': 'up', **times, 'limit': limit})}")
-            assert (status, len(found["data"]["result"])) == (200, count)
-            assert found.get("warnings") == (["results truncated due to limit"] if count == 1 else None)
+            status, reply, _ = client.send(f"{path}?{urlencode({'query': 'up', **times, 'limit': limit})}")
+            assert (status, len(reply["data"]["result"])) == (200, count)
+            assert reply.get("warnings") == (["results truncated due to limit"] if count == 1 else None)
     for path, names in (("/api/v1/labels", 2), ("/api/v1/label/job/values", 2), (SERIES + "?match[]=up", 2)):
         both = f"{path}{'&' if '?' in path else '?'}limit="
         assert "warnings" not in client.send(f"{both}{names}")[1]
-        status, found, _ = client.send(f"{both}{names - 1}")
-        assert (status, len(found["data"]), len(found["warnings"])) == (200, names - 1, 1)
+        status, reply, _ = client.send(f"{both}{names - 1}")
+        assert (status, len(reply["data"]), len(reply["warnings"])) == (200, names - 1, 1)
 
 
 def test_a_lookback_of_the_query(client: Client) -> None:

@@ -27,9 +27,9 @@ HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of a 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tls")
-    make_certificates(str(made), ["localhost", "127.0.0.1"], 10)
-    return made
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificates(str(folder), ["localhost", "127.0.0.1"], 10)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +85,11 @@ def test_half_open_handshakes_are_bounded_and_keep_nobody_out(
 ) -> None:
     monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 600.0)
     monkeypatch.setattr(tls_listener, "HANDSHAKES_MAX", 4)
-    made: list[Any] = []
+    listeners: list[Any] = []
     right = tls_listener.TlsListener.__init__
 
     def noticed(self: Any, *arguments: Any) -> None:
-        made.append(self)
+        listeners.append(self)
         right(self, *arguments)
 
     monkeypatch.setattr(tls_listener.TlsListener, "__init__", noticed)
@@ -106,7 +106,7 @@ def test_half_open_handshakes_are_bounded_and_keep_nobody_out(
             flood.append(connect("127.0.0.1"))
             with suppress(OSError):  # it was ended already
                 flood[-1].sendall(sent)
-            assert len(made[0]._tasks) <= 4 + 2  # besides those being ended
+            assert len(listeners[0]._tasks) <= 4 + 2  # besides those being ended
         assert ask(folder, port) == ["__name__"]
         assert all(map(ended, flood[:20]))
         context = ssl.create_default_context(cafile=str(folder / "authority.pem"))
@@ -116,7 +116,7 @@ def test_half_open_handshakes_are_bounded_and_keep_nobody_out(
         for last in flood[20:]:
             last.settimeout(0.01)
         assert sum(not ended(wire) for wire in flood[20:]) == 2  # slow, these and the one that was answered
-    assert made[0]._tasks == {}
+    assert listeners[0]._tasks == {}
     assert all(map(ended, flood[20:]))
 
 

@@ -34,16 +34,16 @@ def wait_for_file(path: Path) -> str:
 
 @pytest.fixture(params=[thread_engine, process_engine], ids=["thread", "process"])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    made: list[PooledEngine] = []
+    engines: list[PooledEngine] = []
     maker: Make = request.param
 
     def make_one(**settings: float) -> PooledEngine:
         engine = maker(EngineSettings(**settings))  # type: ignore[arg-type]
-        made.append(engine)
+        engines.append(engine)
         return engine
 
     yield make_one
-    for engine in made:
+    for engine in engines:
         engine.shutdown(0.0)
 
 
@@ -223,22 +223,22 @@ def test_engines_are_found_by_name_made_once_and_shut_down_together() -> None:
     engines = Engines()
     with pytest.raises(Invalid, match="there are process, thread"):
         engines.get("spark")
-    made: list[Engine] = []
+    spark_engines: list[Engine] = []
 
     def make() -> Engine:
-        made.append(thread_engine())
-        return made[-1]
+        spark_engines.append(thread_engine())
+        return spark_engines[-1]
 
     engines.add("spark", make)
     with pytest.raises(Invalid, match="exists"):
         engines.add("spark", make)
-    assert engines.get("spark") is engines.get("spark") is made[0]
-    assert engines.get("thread") is not made[0]
+    assert engines.get("spark") is engines.get("spark") is spark_engines[0]
+    assert engines.get("thread") is not spark_engines[0]
     assert engines.shutdown(WAIT_S)
     with pytest.raises(Closed):
         engines.get("thread")
     with pytest.raises(Closed):
-        made[0].submit(HERE + "echo", {})
+        spark_engines[0].submit(HERE + "echo", {})
 
 
 def test_settings_of_an_engine_are_checked() -> None:

@@ -47,17 +47,17 @@ def test_statistics_are_exported_when_someone_looks() -> None:
     scheduler.run_pending()
     scheduler.trigger("flush")
     scheduler.run_pending()
-    found = samples(metrics)
+    values = samples(metrics)
     task = "penstock_scheduler_task_"
-    assert found[task + "runs_total", "flush"] == 2
-    assert found[task + "failures_total", "flush"] == 0
-    assert found[task + "seconds_total", "flush"] == 1.0
-    assert found[task + "interval_seconds", "flush"] == 1.0
-    assert found[task + "running", "flush"] == 0
-    assert found[task + "failures_total", "merge"] == found[task + "failures_in_row", "merge"] == 1
-    assert found["penstock_scheduler_spawned_runs_total", ""] == 1
-    assert found["penstock_scheduler_workers", ""] == 4
-    assert all(name.startswith("penstock_") for name, _ in found)
+    assert values[task + "runs_total", "flush"] == 2
+    assert values[task + "failures_total", "flush"] == 0
+    assert values[task + "seconds_total", "flush"] == 1.0
+    assert values[task + "interval_seconds", "flush"] == 1.0
+    assert values[task + "running", "flush"] == 0
+    assert values[task + "failures_total", "merge"] == values[task + "failures_in_row", "merge"] == 1
+    assert values["penstock_scheduler_spawned_runs_total", ""] == 1
+    assert values["penstock_scheduler_workers", ""] == 4
+    assert all(name.startswith("penstock_") for name, _ in values)
 
 
 def test_metrics_do_not_keep_a_scheduler_alive() -> None:

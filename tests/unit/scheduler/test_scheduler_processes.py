@@ -56,9 +56,9 @@ def engine() -> Iterator[PooledEngine]:
 
 
 def process_of(engine: PooledEngine) -> int:
-    found = engine.submit(HERE + "process_id", {}).result(WAIT_S)
-    assert isinstance(found, int)
-    return found
+    process_id = engine.submit(HERE + "process_id", {}).result(WAIT_S)
+    assert isinstance(process_id, int)
+    return process_id
 
 
 def test_calls_run_in_one_other_process(engine: PooledEngine) -> None:

@@ -33,18 +33,18 @@ class MemorySource:
         self.waiting = [
             JobRecord(job_id=n, created_at_epoch_ms=0, db_id=None, kind=kind) for n, kind in enumerate(kinds)
         ]
-        self.told: list[tuple[str, int]] = []
+        self.outcomes: list[tuple[str, int]] = []
         self.lost: set[int] = set()
         self.renewed = threading.Semaphore(0)
         self.renew_error: Exception | None = None
 
     def acquire(self, worker_id: str, kinds: Container[int] | None = None) -> Lease | None:
         assert kinds is not None
-        found = next((job for job in self.waiting if job.kind in kinds), None)
-        if found is None:
+        match = next((job for job in self.waiting if job.kind in kinds), None)
+        if match is None:
             return None
-        self.waiting.remove(found)
-        return Lease(job=found, worker_id=worker_id, token=1)
+        self.waiting.remove(match)
+        return Lease(job=match, worker_id=worker_id, token=1)
 
     def renew(self, lease: Lease) -> None:
         self.renewed.release()
@@ -54,10 +54,10 @@ class MemorySource:
             raise LeaseLost(f"job {lease.job.job_id} is another's")
 
     def complete(self, lease: Lease) -> None:
-        self.told.append(("complete", lease.job.job_id))
+        self.outcomes.append(("complete", lease.job.job_id))
 
     def fail(self, lease: Lease, error: BaseException, *, retry: bool = True) -> None:
-        self.told.append((f"{error}; again: {retry}", lease.job.job_id))
+        self.outcomes.append((f"{error}; again: {retry}", lease.job.job_id))
 
     def expire_leases(self) -> object:
         return []
@@ -95,7 +95,7 @@ def test_jobs_of_the_handled_kinds_are_run_in_order_and_completed() -> None:
     scheduler.register(runner)
     assert scheduler.run_pending() == ["jobs"] * 3  # two jobs, and one look that finds none
     assert ran == [0, 2]
-    assert source.told == [("complete", 0), ("complete", 2)]
+    assert source.outcomes == [("complete", 0), ("complete", 2)]
     assert runner.statistics().completed == 2
     assert scheduler.statistics().tasks["jobs"].interval_s < 1.0  # it was busy: it looks again soon, then less often
     assert keepers() == []
@@ -104,11 +104,11 @@ def test_jobs_of_the_handled_kinds_are_run_in_order_and_completed() -> None:
 def test_a_handler_that_committed_its_job_is_not_completed_twice() -> None:
     source = MemorySource(KIND)
     JobRunner("jobs", source, {KIND: lambda lease, stop: JobResult.COMMITTED}).execute(context())
-    assert source.told == []
+    assert source.outcomes == []
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "outcome"),
     [
         (OSError("no luck"), "no luck; again: True"),
         (Backpressure("full"), "full; again: True"),
@@ -116,7 +116,7 @@ def test_a_handler_that_committed_its_job_is_not_completed_twice() -> None:
         (CorruptionError("a", 1, "bad"), "a at byte 1: bad; restore this file from a copy; again: False"),
     ],
 )
-def test_an_error_fails_the_job_and_not_the_runner(error: Exception, told: str) -> None:
+def test_an_error_fails_the_job_and_not_the_runner(error: Exception, outcome: str) -> None:
     source = MemorySource(KIND, OTHER)
 
     def handler(lease: Lease, stop: StopSignal) -> JobResult:
@@ -124,7 +124,7 @@ def test_an_error_fails_the_job_and_not_the_runner(error: Exception, told: str) 
 
     runner = JobRunner("jobs", source, {KIND: handler, OTHER: done})
     assert [runner.execute(context()) for _ in range(3)] == [0.0, 0.0, TaskLoad.IDLE]
-    assert source.told == [(told, 0), ("complete", 1)]
+    assert source.outcomes == [(outcome, 0), ("complete", 1)]
     assert (runner.statistics().failed, runner.statistics().completed) == (1, 1)
 
 
@@ -140,10 +140,10 @@ def test_a_handler_calls_functions_on_an_engine(engines: Engines, engine: str) -
 
     JobRunner("jobs", source, {KIND: handler}).execute(context())
     assert results == [{"job": 0}]
-    ((told, job_id),) = source.told
+    ((outcome, job_id),) = source.outcomes
     assert job_id == 0
-    assert told.startswith("CorruptionError: a.sst at byte 7")
-    assert told.endswith("again: False")
+    assert outcome.startswith("CorruptionError: a.sst at byte 7")
+    assert outcome.endswith("again: False")
 
 
 def test_a_lease_is_renewed_while_its_job_runs() -> None:
@@ -159,7 +159,7 @@ def test_a_lease_is_renewed_while_its_job_runs() -> None:
 
     settings = JobRunnerSettings(renew_every_s=0.01)
     JobRunner("jobs", source, {KIND: handler}, settings=settings).execute(context())
-    assert source.told == [("complete", 0)]
+    assert source.outcomes == [("complete", 0)]
     assert keepers() == []
 
 
@@ -183,7 +183,7 @@ def test_a_job_whose_lease_is_lost_is_stopped_and_neither_completed_nor_failed(
     settings = JobRunnerSettings(renew_every_s=0.01)
     runner = JobRunner("jobs", source, {KIND: handler}, settings=settings)
     assert runner.execute(context()) == 0.0
-    assert source.told == []
+    assert source.outcomes == []
     assert runner.statistics().lost == 1
     assert engines.get(engine).submit(HERE + "echo", {}).result(WAIT_S) == {}  # nothing is left running
 
@@ -199,7 +199,7 @@ def test_a_handler_that_ends_well_after_its_lease_was_lost_does_not_complete() -
     settings = JobRunnerSettings(renew_every_s=0.01)
     runner = JobRunner("jobs", source, {KIND: handler}, settings=settings)
     runner.execute(context())
-    assert (source.told, runner.statistics().completed, runner.statistics().lost) == ([], 0, 1)
+    assert (source.outcomes, runner.statistics().completed, runner.statistics().lost) == ([], 0, 1)
 
 
 def test_a_shutdown_cancels_the_running_call_and_gives_the_job_back(engines: Engines, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_shutdown_cancels_the_running_call_and_gives_the_job_back(engines: Eng
     while not began.exists():
         time.sleep(0.01)
     assert scheduler.shutdown(WAIT_S).clean
-    assert source.told == [(f"{HERE}hang was cancelled while it ran; again: True", 0)]
+    assert source.outcomes == [(f"{HERE}hang was cancelled while it ran; again: True", 0)]
 
 
 @pytest.mark.parametrize("error", [OSError("no luck"), KeyboardInterrupt("Ctrl-C")])
@@ -229,7 +229,7 @@ def test_a_job_run_by_a_caller_fails_before_its_error_is_raised(error: BaseExcep
 
     with pytest.raises(type(error)):
         run_job(source, lease, handler, threading.Event(), renew_every_s=WAIT_S)
-    assert source.told == [(f"{error}; again: True", 0)]
+    assert source.outcomes == [(f"{error}; again: True", 0)]
     assert keepers() == []
 
 

@@ -106,14 +106,14 @@ def test_no_wake_up_is_lost() -> None:
     """Everything produced before a wake-up is seen by a run after it, with no timer to help."""
     produced = itertools.count(1)
     latest = [0]
-    seen = [0]
+    position = [0]
     all_seen = threading.Event()
     rounds, producers = 300, 4
 
     class Consuming(Blocking):
         def execute(self, context: TaskContext) -> Outcome:
-            seen[0] = latest[0]
-            if seen[0] == rounds * producers:
+            position[0] = latest[0]
+            if position[0] == rounds * producers:
                 all_seen.set()
             return None
 
@@ -132,7 +132,7 @@ def test_no_wake_up_is_lost() -> None:
             runner.start()
         for runner in runners:
             runner.join(WAIT_S)
-        assert all_seen.wait(WAIT_S), seen
+        assert all_seen.wait(WAIT_S), position
 
 
 def test_stress_under_the_lock_order_checker() -> None:

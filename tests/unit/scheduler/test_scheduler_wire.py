@@ -33,13 +33,13 @@ def test_messages_arrive_as_sent_however_the_bytes_are_cut() -> None:
         for message in MESSAGES:
             sender.send(message, 10.0)
         sent = wire.recv(1 << 20)
-        received: list[Message] = []
+        messages: list[Message] = []
         for byte in sent:
             feed.sendall(bytes([byte]))
             message_or_none = receiver.receive(0.0001)
             if message_or_none is not None:
-                received.append(message_or_none)
-        assert received == MESSAGES
+                messages.append(message_or_none)
+        assert messages == MESSAGES
 
 
 def test_a_closed_connection_is_an_error_and_a_silent_one_is_not() -> None:
