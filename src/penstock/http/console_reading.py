@@ -346,12 +346,12 @@ def _projected(table: Any, ids: list[str], vectors: Any, hits: Any, query: Any) 
     if extra:
         ids = [*ids, *(name for name, _ in extra)]
         vectors = np.concatenate([vectors, np.asarray([vector for _, vector in extra], np.float32)])
-    every = np.concatenate([vectors, query.reshape(1, -1)]).astype(np.float64)
+    matrix = np.concatenate([vectors, query.reshape(1, -1)]).astype(np.float64)
     if table.metric == "cosine":
-        every /= np.maximum(np.linalg.norm(every, axis=1, keepdims=True), 1e-12)
-    every -= every.mean(axis=0)
-    axes = np.linalg.svd(every, full_matrices=False)[2]  # not from their products: 16,384 dimensions have 2 GB of them
-    flat = every @ axes[:2].T
+        matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-12)
+    matrix -= matrix.mean(axis=0)
+    axes = np.linalg.svd(matrix, full_matrices=False)[2]  # not from their products: 16,384 dimensions have 2 GB of them
+    flat = matrix @ axes[:2].T
     if flat.shape[1] < 2:
         flat = np.concatenate([flat, np.zeros((len(flat), 1))], axis=1)
     flat /= np.maximum(np.quantile(np.abs(flat), 0.98, axis=0), 1e-12)  # a few far ones stand at the edge

@@ -272,8 +272,8 @@ class Sampler:
 
     def past(self) -> list[Sample]:
         """Return the history for a new page: fewer samples the older they are, and the more each of them holds."""
-        every = list(self.history)
-        newest, older = every[-NEWEST:], every[:-NEWEST]
+        samples = list(self.history)
+        newest, older = samples[-NEWEST:], samples[:-NEWEST]
         thinned = older[::STRIDE] + newest
         rows = max((len(sample.get("tables", ())) + len(sample.get("consumers", ())) for sample in newest), default=0)
         return thinned[-max(2, HISTORY_ROWS_MAX // max(1, rows)) :]

@@ -94,9 +94,9 @@ class KnownLabels:
         """Return the label table of distinct series; `Invalid` if they have too many labels for one request."""
         table = self._tables.get(series)
         if table is None:
-            names = {name for shape in {one.names for one in series} for name in shape}
-            _check_labels(len(series), len(names), sum(one.characters for one in series))
-            table = LabelTable.of([one.labels for one in series])
+            names = {name for shape in {entry.names for entry in series} for name in shape}
+            _check_labels(len(series), len(names), sum(entry.characters for entry in series))
+            table = LabelTable.of([entry.labels for entry in series])
             size = table.codes.nbytes + 2 * len(table.encode()) + CACHED_TABLE_BYTES * len(series)
             with self._lock:
                 if size > self._table_room:

@@ -132,11 +132,11 @@ def _variances(windows: RangeWindows, low: I64, high: I64) -> F64:
         size = len(wild)
         mean, mean_rest, spread_sum, spread_rest = (np.zeros(size) for _ in range(4))
         for number, (going, indices) in enumerate(walk, 1):
-            some = slice(0, going)
-            off = values[indices] - (mean[some] + mean_rest[some])
-            mean[some], mean_rest[some] = kahan_add(off / number, mean[some], mean_rest[some])
-            after = values[indices] - (mean[some] + mean_rest[some])
-            spread_sum[some], spread_rest[some] = kahan_add(off * after, spread_sum[some], spread_rest[some])
+            active = slice(0, going)
+            off = values[indices] - (mean[active] + mean_rest[active])
+            mean[active], mean_rest[active] = kahan_add(off / number, mean[active], mean_rest[active])
+            after = values[indices] - (mean[active] + mean_rest[active])
+            spread_sum[active], spread_rest[active] = kahan_add(off * after, spread_sum[active], spread_rest[active])
         variances[wild] = walk.restored(spread_sum + spread_rest) / counts[wild]
     return variances
 

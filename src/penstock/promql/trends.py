@@ -71,11 +71,11 @@ def double_exponential_smoothing(windows: RangeWindows, smoothing: F64, trend: F
     for number, (going, indices) in enumerate(walk):
         if not number:
             continue
-        some = slice(0, going)
+        active = slice(0, going)
         if number > 1:
-            slope[some] = turn[some] * (level[some] - before[some]) + (1 - turn[some]) * slope[some]
-        following = smooth[some] * windows.values[indices] + (1 - smooth[some]) * (level[some] + slope[some])
-        before[some], level[some] = level[some].copy(), following
+            slope[active] = turn[active] * (level[active] - before[active]) + (1 - turn[active]) * slope[active]
+        following = smooth[active] * windows.values[indices] + (1 - smooth[active]) * (level[active] + slope[active])
+        before[active], level[active] = level[active].copy(), following
     values = np.zeros(present.shape)
     values[present] = walk.restored(level)
     return values, present

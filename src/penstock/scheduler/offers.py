@@ -127,8 +127,8 @@ class OfferBoard:
         with self._lock:
             self._closed = True
             pending, self._pending = list(self._pending.values()), {}
-        for one in pending:
-            one.answer(b"", WorkCancelled(f"{one.function} had not ended when the offer board was shut down"))
+        for offer in pending:
+            offer.answer(b"", WorkCancelled(f"{offer.function} had not ended when the offer board was shut down"))
         return True
 
     def _cancel(self, handle: Handle) -> None:

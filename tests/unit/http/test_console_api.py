@@ -98,14 +98,14 @@ def test_reading_needs_a_token_that_the_server_knows(door: Door, path: str) -> N
 
 
 def test_a_token_sees_its_tables_only(door: Door) -> None:
-    assert [one["name"] for one in door.read("hello", "part")["tables"]] == ["users"]
+    assert [table["name"] for table in door.read("hello", "part")["tables"]] == ["users"]
     sample = door.read("sample", "part")
-    assert [one["name"] for one in sample["tables"]] == ["users"]
+    assert [table["name"] for table in sample["tables"]] == ["users"]
     assert sample["consumers"] == []
-    assert {one["queue"] for one in door.read("sample")["consumers"]} == {"events"}
+    assert {consumer["queue"] for consumer in door.read("sample")["consumers"]} == {"events"}
     for path in ("rows?table=blobs", "messages?table=events", "table?table=metrics", "rows?table=absent"):
         assert door.status(path, "part") == 404
-    assert {one["table"] for one in door.read("jobs", "part")["jobs"]} == {"users"}
+    assert {job["table"] for job in door.read("jobs", "part")["jobs"]} == {"users"}
 
 
 def test_an_action_needs_write_the_right_and_our_header(door: Door, store: Any) -> None:
@@ -226,12 +226,12 @@ def test_rows_come_as_they_are(door: Door) -> None:
     assert [bytes.fromhex(row["key"]) for row in back["rows"]] == [b"user-299", b"user-298", b"user-297"]
     back = door.read(f"rows?table=users&limit=3&reverse=1&after={back['next']}")
     assert bytes.fromhex(back["rows"][0]["key"]) == b"user-296"
-    some = door.read(f"rows?table=users&prefix={b'user-29'.hex()}&contains=user+295")
-    assert ([bytes.fromhex(row["key"]) for row in some["rows"]], some["scanned"]) == ([b"user-295"], 10)
+    matches = door.read(f"rows?table=users&prefix={b'user-29'.hex()}&contains=user+295")
+    assert ([bytes.fromhex(row["key"]) for row in matches["rows"]], matches["scanned"]) == ([b"user-295"], 10)
     blob = door.read("row?table=blobs&key=00ff01")
     assert (base64.b64decode(blob["value"]["data"]), blob["value"]["type"]) == (b"\xff\x00binary", "bytes")
-    listed = {bytes.fromhex(row["key"]): row["value"] for row in door.read("rows?table=blobs")["rows"]}
-    assert (listed[b"large"]["size"], len(base64.b64decode(listed[b"large"]["data"]))) == (9_000, 2_048)
+    values = {bytes.fromhex(row["key"]): row["value"] for row in door.read("rows?table=blobs")["rows"]}
+    assert (values[b"large"]["size"], len(base64.b64decode(values[b"large"]["data"]))) == (9_000, 2_048)
     assert len(base64.b64decode(door.read(f"row?table=blobs&key={b'large'.hex()}")["value"]["data"])) == 9_000
     city = door.read(f"row?table=cities&key={'Zürich'.encode().hex()}")
     assert base64.b64decode(city["value"]["data"]) == b"443000"
@@ -363,8 +363,8 @@ def test_messages_and_cardinality_and_neighbours(door: Door, store: Any) -> None
     assert (len(page["rows"]), page["first"], page["next"]) == (121, 1, None)
     assert bytes.fromhex(page["rows"][-1]["key"]) == SCRIPT.encode()
     assert [row["sequence"] for row in door.read("messages?table=events&contains=order%22:+7}")["rows"]] == []
-    some = door.read("messages?table=events&from=1&contains=%22order%22:+77}")["rows"]
-    assert [row["sequence"] for row in some] == [78]
+    rows = door.read("messages?table=events&from=1&contains=%22order%22:+77}")["rows"]
+    assert [row["sequence"] for row in rows] == [78]
     cardinality = door.read("cardinality?table=metrics&label=host")
     assert (cardinality["series"], cardinality["metrics"]) == (3, [["cpu", 3]])
     assert SCRIPT in cardinality["values"]
@@ -380,7 +380,7 @@ def test_messages_and_cardinality_and_neighbours(door: Door, store: Any) -> None
 def test_a_dead_letter_is_put_back_once(door: Door, store: Any) -> None:
     events = store.queue("events")
     letters = door.read("letters?table=dead")["letters"]
-    assert (len(letters), {one["source"] for one in letters}) == (5, {"events"})
+    assert (len(letters), {entry["source"] for entry in letters}) == (5, {"events"})
     assert door.read("letters?table=events")["letters"] == []
     before = events.statistics().messages
     number = letters[0]["sequence"]
@@ -389,7 +389,7 @@ def test_a_dead_letter_is_put_back_once(door: Door, store: Any) -> None:
     assert door.act("put_back", table="events", shard=0, sequence=1)[0] == 404  # not a dead letter
     assert events.statistics().messages == before
     done = [door.act("put_back", "writer", table="dead", shard=0, sequence=number)[1]["data"]["done"] for _ in range(2)]
-    assert ["before" in one for one in done] == [False, True]
+    assert ["before" in text for text in done] == [False, True]
     assert events.statistics().messages == before + 1
     sent = events.read(0, before + 1, 1)[0].payload
     assert sent == base64.b64decode(letters[0]["payload"]["data"]) == json.loads(letter(number - 1))["payload"].encode()
@@ -458,7 +458,7 @@ def test_a_clock_that_is_set_back_stops_no_sample() -> None:
         histories = []
         for _ in range(4):
             await sampler.sample()
-            histories.append([one["t"] for one in sampler.past()])
+            histories.append([sample["t"] for sample in sampler.past()])
         return histories
 
     assert asyncio.run(main()) == [[100.0], [100.0, 101.0], [40.0], [40.0, 41.0]]
@@ -488,20 +488,20 @@ def test_events_have_the_history_and_then_each_sample(door: Door) -> None:
     samples = {data["t"] for page in pages for name, data in page if name == "sample"}
     assert len(samples) <= 4  # taken once for all pages, not once for each
     last = pages[0][-1][1]
-    assert {one["name"]: one["rows"] for one in last["tables"]}["events"] >= 121
+    assert {table["name"]: table["rows"] for table in last["tables"]}["events"] >= 121
     assert last["flows"]["write_stage_seconds_count_by_stage"]["journal"] > 0
 
 
 def test_the_history_of_a_new_page_is_bounded() -> None:
     def sampled(tables: int) -> list[dict[str, Any]]:
         sampler = Sampler(None, None)  # type: ignore[arg-type]
-        one: dict[str, Any] = {"tables": [{}] * tables, "consumers": []}
-        sampler.history.extend({"t": float(second), **one} for second in range(2_000))
+        contents: dict[str, Any] = {"tables": [{}] * tables, "consumers": []}
+        sampler.history.extend({"t": float(second), **contents} for second in range(2_000))
         return sampler.past()
 
     few, many = sampled(3), sampled(1_000)
     assert len(few) == 120 + (900 - 120) // 6
-    assert [one["t"] for one in few] == sorted(one["t"] for one in few)
+    assert [sample["t"] for sample in few] == sorted(sample["t"] for sample in few)
     assert few[-1]["t"] == many[-1]["t"] == 1_999.0
     assert len(many) == 5
 
@@ -578,7 +578,7 @@ def test_watching_a_store_freezes_no_memtable(tmp_path: Path) -> None:
         assert all(active > 0 and not frozen for active, frozen in before.values()), before
         for _ in range(2 * console_sampling.SIZES_EVERY):
             sample = reader.read()
-        assert {one["name"]: one["rows"] for one in sample["tables"]} == {"rows": 10, "metrics": 1, "docs": 1}
+        assert {entry["name"]: entry["rows"] for entry in sample["tables"]} == {"rows": 10, "metrics": 1, "docs": 1}
         assert memtables() == before
         for table in ("rows", "metrics", "docs"):  # the control: the owner's own are of one LSN
             owner.table(table).statistics()

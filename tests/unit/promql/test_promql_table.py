@@ -41,13 +41,15 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with penstock.open(tmp_path_factory.mktemp("promql") / "store") as owner:
         series = dataset()
         rows = [
-            (some, moment, value) for some in series for moment, value in zip(some.times_ms, some.values, strict=True)
+            (entry, moment, value)
+            for entry in series
+            for moment, value in zip(entry.times_ms, entry.values, strict=True)
         ]
-        labels = [{k: v for k, v in some.labels.items() if k != "__name__"} for some, _, _ in rows]
+        labels = [{k: v for k, v in entry.labels.items() if k != "__name__"} for entry, _, _ in rows]
         table = pa.table(
             {
-                "metric": [some.labels["__name__"] for some, _, _ in rows],
-                "labels": pa.array([list(one.items()) for one in labels], pa.map_(pa.string(), pa.string())),
+                "metric": [entry.labels["__name__"] for entry, _, _ in rows],
+                "labels": pa.array([list(pairs.items()) for pairs in labels], pa.map_(pa.string(), pa.string())),
                 "time": pa.array(np.array([moment for _, moment, _ in rows]) * 1000),
                 "value": pa.array(np.array([value for _, _, value in rows])),
             }
@@ -168,9 +170,9 @@ def test_asyncio(tmp_path: Path) -> None:
         async with aio.open(tmp_path / "store") as store:
             metrics = await store.series("metrics")
             await metrics.write("a", 2.0, time=1_000_000)
-            one = await metrics.query("a * 3", 2_000_000)
-            many = await metrics.query_range("a", 1_000_000, 3_000_000, 1)
-            return [table.column("value").to_pylist() for table in (one, many)]
+            instant = await metrics.query("a * 3", 2_000_000)
+            steps = await metrics.query_range("a", 1_000_000, 3_000_000, 1)
+            return [table.column("value").to_pylist() for table in (instant, steps)]
 
     assert asyncio.run(main()) == [[6.0], [2.0, 2.0, 2.0]]
 
