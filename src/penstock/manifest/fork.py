@@ -13,8 +13,8 @@ from penstock.errors import Closed
 class ForkGuard:
     """Remembers the process that created it."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._pid = getpid()
 
     def is_child(self) -> bool:
@@ -24,4 +24,4 @@ class ForkGuard:
     def check(self) -> None:
         """Raise `Closed` in a forked child."""
         if self.is_child():
-            raise Closed(f"{self._what} was opened before a fork: open it, or connect to its owner, in this process")
+            raise Closed(f"{self._name} was opened before a fork: open it, or connect to its owner, in this process")

@@ -15,13 +15,13 @@ from penstock.errors import Invalid
 from penstock.manifest.records import ChunkEntryRecord, ChunkResidency, Evicted, Local, RemoteArchived
 
 
-def check_residency(what: str, old: ChunkEntryRecord | None, new: ChunkResidency) -> None:
+def check_residency(chunk: str, old: ChunkEntryRecord | None, new: ChunkResidency) -> None:
     """Raise `Invalid` unless a chunk may go from its row, or from none, to another residency."""
     before = None if old is None else old.residency
     if before == new:
         return
     if old is not None and old.staged and not isinstance(new, Local):
-        raise Invalid(f"{what} is staged: it is archived once it is adopted")
+        raise Invalid(f"{chunk} is staged: it is archived once it is adopted")
     match before, new:
         case (None | RemoteArchived(), Local()):
             return
@@ -34,11 +34,11 @@ def check_residency(what: str, old: ChunkEntryRecord | None, new: ChunkResidency
         case (Evicted(object=key), RemoteArchived(object=same, verified=True)) if key == same:
             return
         case (_, Evicted()):
-            raise Invalid(f"{what} cannot be evicted: it is not verified in the archive as {new.object!r}")
+            raise Invalid(f"{chunk} cannot be evicted: it is not verified in the archive as {new.object!r}")
         case (Evicted(), _):
-            raise Invalid(f"{what} is evicted: its row cannot lose the key {before.object!r}, which has the only copy")
+            raise Invalid(f"{chunk} is evicted: its row cannot lose the key {before.object!r}, which has the only copy")
         case _:
-            raise Invalid(f"{what} cannot go from {_name(before)} to {_name(new)}")
+            raise Invalid(f"{chunk} cannot go from {_name(before)} to {_name(new)}")
 
 
 def _name(residency: ChunkResidency | None) -> str:

@@ -56,17 +56,17 @@ def admit_sections(
                 check_not_rollup(name, options)
         return None  # its series are those of its source
     blocks = [part for section in sections for part in section.parts if isinstance(part, SampleBlock)]
-    found: dict[int, list[LabelTable]] = {}
+    tables_by_bucket: dict[int, list[LabelTable]] = {}
     for block in blocks:
         check_window(name, int(block.times.min()), int(block.times.max()), options, time_us)
         for bucket, series in _by_bucket(block, options):
-            if not limits.known(bucket, series).all():
-                found.setdefault(bucket, []).append(series)
-    if not found:
+            if not limits.series_exist(bucket, series).all():
+                tables_by_bucket.setdefault(bucket, []).append(series)
+    if not tables_by_bucket:
         return None
     with limits.admitted.lock:
         limits.admitted.forget(time_us)
-        series_new = {bucket: _new_series(bucket, tables, limits) for bucket, tables in found.items()}
+        series_new = {bucket: _new_series(bucket, tables, limits) for bucket, tables in tables_by_bucket.items()}
         for bucket, by_metric in series_new.items():
             _check_new(name, bucket, by_metric, options, limits)
         return limits.admitted.add(series_new, time_us)  # when all are accepted
@@ -78,8 +78,8 @@ def _by_bucket(block: SampleBlock, options: SeriesOptions) -> Iterator[tuple[int
     if first == last:
         yield first, block.series
         return
-    for bucket, places in options.by_bucket(block.times):
-        yield bucket, block.series.take(np.unique(block.index[places]).astype(np.intp))
+    for bucket, positions in options.by_bucket(block.times):
+        yield bucket, block.series.take(np.unique(block.index[positions]).astype(np.intp))
 
 
 def _new_series(bucket: int, tables: Sequence[LabelTable], limits: SeriesLimits) -> dict[str, set[bytes]]:
@@ -87,15 +87,15 @@ def _new_series(bucket: int, tables: Sequence[LabelTable], limits: SeriesLimits)
 
     Requires: `limits.admitted.lock` is held.
     """
-    found: dict[str, set[bytes]] = {}
+    keys_by_metric: dict[str, set[bytes]] = {}
     for table in tables:
-        rows = np.flatnonzero(~limits.known(bucket, table))
-        place = table.names.index(METRIC)
-        names = ["", *table.values[place]]
+        rows = np.flatnonzero(~limits.series_exist(bucket, table))
+        column = table.names.index(METRIC)
+        names = ["", *table.values[column]]
         keys = dictionary_keys(bucket, table.fingerprints[rows])
-        for code, key in zip(table.codes[rows, place].tolist(), keys, strict=True):
-            found.setdefault(names[code], set()).add(key)
-    return found
+        for code, key in zip(table.codes[rows, column].tolist(), keys, strict=True):
+            keys_by_metric.setdefault(names[code], set()).add(key)
+    return keys_by_metric
 
 
 def _check_new(
@@ -103,17 +103,17 @@ def _check_new(
 ) -> None:
     """Raise `Invalid` if new series of a bucket are too many. Requires: `limits.admitted.lock` is held."""
     new = Counter({metric: limits.admitted.new(bucket, metric, keys) for metric, keys in series.items()})
-    count, known = new.total(), limits.series_count(bucket) + limits.admitted.count(bucket)
-    if count and known + count > options.series_max:
+    count, existing = new.total(), limits.series_count(bucket) + limits.admitted.count(bucket)
+    if count and existing + count > options.series_max:
         raise Invalid(
-            f"table {name} holds {known:,} series and this write adds {count:,}, most of metric "
+            f"table {name} holds {existing:,} series and this write adds {count:,}, most of metric "
             f"{new.most_common(1)[0][0]}: the limit is {options.series_max:,} (series_max); give fewer label "
             "values, or make a table that takes more"
         )
     for metric, count in new.items():
-        known = limits.series_count(bucket, metric) + limits.admitted.count(bucket, metric)
-        if count and known + count > options.metric_series_max:
+        existing = limits.series_count(bucket, metric) + limits.admitted.count(bucket, metric)
+        if count and existing + count > options.metric_series_max:
             raise Invalid(
-                f"metric {metric} of table {name} has {known:,} series and this write adds {count:,}: the limit is "
+                f"metric {metric} of table {name} has {existing:,} series and this write adds {count:,}: the limit is "
                 f"{options.metric_series_max:,} (metric_series_max); give its labels fewer values"
             )

@@ -1,8 +1,8 @@
 """Series that were admitted and are not applied yet: limits count them from their admission.
 
-A write that was refused after its admission is withdrawn. One that failed otherwise may still be applied, and nobody
-says so here: its series are forgotten after ADMITTED_S seconds, or somewhat later if they were admitted again. Until
-then a failed write may count, and a repeated one counts once.
+A write that was refused after its admission is withdrawn. One that failed otherwise may still be applied, and nothing
+reports the outcome here: its series are forgotten after ADMITTED_S seconds, or somewhat later if they were admitted
+again. Until then a failed write may count, and a repeated one counts once.
 
 Thread: any, under `lock`; the thread that applies takes it, too, when series are new.
 Invariant: while `lock` is held, a series that was applied is known to the shard, and is not in here; one that is being

@@ -37,7 +37,7 @@ from penstock.series.arrow import LABELS, TIME
 from penstock.series.blocks import RunSummaries
 from penstock.series.labels import U32, check_name, decode_labels
 from penstock.series.options import TIME_MAX, TIME_MIN
-from penstock.series.queries import SelectedSeries, Slice, check_range, places_of
+from penstock.series.queries import SelectedSeries, Slice, check_range, positions_of
 from penstock.series.section import STALE_BITS
 from penstock.series.selectors import parse_selector
 from penstock.series.shard import SampleColumns, SeriesShard
@@ -125,12 +125,12 @@ def _with_steps(query: AggregateQuery, some: Slice) -> tuple[Slice, I64, F64]:
 
 def _whole_runs(query: AggregateQuery, ids: U32, runs: RunSummaries) -> _WholeRuns:
     steps = runs.last_time // query.step_us if query.step_us else np.zeros(len(runs.id), np.int64)
-    return _WholeRuns(places_of(ids, runs.id), steps, runs)
+    return _WholeRuns(positions_of(ids, runs.id), steps, runs)
 
 
 def _slice_of(ids: U32, columns: SampleColumns) -> Slice:
-    found, times, bits = columns
-    return without_stale(Slice(places_of(ids, found), times, bits))
+    sample_ids, times, bits = columns
+    return without_stale(Slice(positions_of(ids, sample_ids), times, bits))
 
 
 def _add_samples(
@@ -180,12 +180,12 @@ def _add_rises(
     of_row = np.fromiter((_group(labels, query.by, groups) for labels in selected.labels), np.int64)
     before: tuple[int, float] | None = None  # series and value of the last sample of a slice
     for some in selected.slices(context):
-        kept = without_stale(some)
-        if len(kept.times):
-            values = kept.bits.view(np.float64)
-            risen, rises = _rises(kept, values, before)
+        samples = without_stale(some)
+        if len(samples.times):
+            values = samples.bits.view(np.float64)
+            risen, rises = _rises(samples, values, before)
             totals.add(of_row, risen, _with_steps(query, risen)[1], rises)
-            before = int(kept.rows[-1]), float(values[-1])
+            before = int(samples.rows[-1]), float(values[-1])
 
 
 def _group(labels: bytes, by: tuple[str, ...], groups: dict[tuple[str, ...], int]) -> int:
@@ -358,15 +358,15 @@ class _Values:
         groups, steps, values = groups[order], steps[order], values[order]
         starts = _run_starts(groups, steps)
         counts = np.diff(starts, append=len(values))
-        place = self._quantile * (counts - 1)
-        low = np.floor(place).astype(np.intp)
-        part = place - low
+        rank = self._quantile * (counts - 1)
+        low = np.floor(rank).astype(np.intp)
+        part = rank - low
         high = np.minimum(low + 1, counts - 1)
         with np.errstate(invalid="ignore"):
-            found = np.where(
+            quantiles = np.where(
                 part == 0, values[starts + low], values[starts + low] * (1 - part) + values[starts + high] * part
             )
-        return groups[starts], steps[starts], found
+        return groups[starts], steps[starts], quantiles
 
 
 def _result(
@@ -376,8 +376,8 @@ def _result(
     numbers, steps, values = results
     ordered = sorted(groups)
     rank = np.empty(len(ordered) + 1, np.int64)
-    for place, group in enumerate(ordered):
-        rank[groups[group]] = place
+    for position, group in enumerate(ordered):
+        rank[groups[group]] = position
     order = np.lexsort((steps, rank[numbers]))
     numbers, steps, values = rank[numbers][order], steps[order], values[order]
     maps = pa.array([[(n, v) for n, v in zip(query.by, group, strict=True) if v] for group in ordered], LABELS)

@@ -108,8 +108,8 @@ class LabelColumns:
             series = np.repeat(np.arange(len(rows)), counts)
             sizes = np.diff(offsets)[series]
             repeated = np.concatenate(([0], np.cumsum(sizes)))
-            places = pa.array(np.arange(repeated[-1]) + np.repeat(offsets[series] - repeated[:-1], sizes))
-            metric, name, value = metric.take(pa.array(series)), name.take(places), value.take(places)
+            positions = pa.array(np.arange(repeated[-1]) + np.repeat(offsets[series] - repeated[:-1], sizes))
+            metric, name, value = metric.take(pa.array(series)), name.take(positions), value.take(positions)
             offsets = repeated.astype(np.int32)
         return metric, pa.MapArray.from_arrays(pa.array(offsets), name, value)
 
@@ -202,7 +202,8 @@ class BlockMaker:
     """Turns Arrow rows into blocks."""
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[tuple[tuple[str, Any], ...], LabelTable, U32], ...] = ()  # replaced whole
+        # Of the last calls; replaced whole.
+        self._cache: tuple[tuple[tuple[tuple[str, Any], ...], LabelTable, U32], ...] = ()
 
     def block(self, rows: Any, metric: str | None = None) -> SampleBlock | None:
         """Return the block of a table or record batch; None if it has no rows; `Invalid` if a row breaks a rule."""
@@ -230,17 +231,17 @@ class BlockMaker:
         if metric is not None:
             metric = check_value(METRIC, metric)
         key = (("", metric), *columns.items())
-        for kept, series, index in self._kept:
-            if _equal(kept, key) and len(index) == count:
+        for cached_key, series, index in self._cache:
+            if _equal(cached_key, key) and len(index) == count:
                 return series, index
         series, index = _series(columns, metric, count)
         if count <= KEPT_ROWS_MAX:
-            places = pa.array(np.arange(count))
-            kept = (
+            all_rows = pa.array(np.arange(count))
+            cached_key = (
                 ("", metric),
-                *((name, column.take(places)) for name, column in columns.items()),
+                *((name, column.take(all_rows)) for name, column in columns.items()),
             )  # copies, as above
-            self._kept = ((kept, series, index), *self._kept[: KEPT_CALLS - 1])
+            self._cache = ((cached_key, series, index), *self._cache[: KEPT_CALLS - 1])
         return series, index
 
 
@@ -405,15 +406,15 @@ def _compact(name: str, dictionary: Any, codes: npt.NDArray[np.int64]) -> tuple[
     except UnicodeDecodeError:
         raise Invalid(f"the label {in_short(name)} has a value that is not UTF-8") from None
     used = np.zeros(len(texts) + 1, np.bool_)
-    used[codes] = True  # -1 marks the last place, which stands for absent
+    used[codes] = True  # -1 marks the last element, which stands for absent
     numbers = np.zeros(len(texts) + 1, np.int64)
     values: dict[str, int] = {}
     if used[:-1].all() and "" not in texts and len(set(texts)) == len(texts):
         numbers[:-1] = np.arange(1, len(texts) + 1)
         return texts, numbers[codes]
-    for place in np.flatnonzero(used[:-1]).tolist():
-        if texts[place]:
-            numbers[place] = values.setdefault(texts[place], len(values) + 1)
+    for code in np.flatnonzero(used[:-1]).tolist():
+        if texts[code]:
+            numbers[code] = values.setdefault(texts[code], len(values) + 1)
     return list(values), numbers[codes]
 
 
@@ -433,13 +434,13 @@ def _coded_map(column: Any, count: int) -> dict[str, tuple[list[str], npt.NDArra
         raise Invalid("a label has a name: no key of the map labels may be empty")
     result: dict[str, tuple[list[str], npt.NDArray[np.int64]]] = {}
     for number, name in enumerate(names, start=1):
-        places = np.flatnonzero(numbers == number)
-        rows = parents[places]
+        positions = np.flatnonzero(numbers == number)
+        rows = parents[positions]
         if len(np.unique(rows)) != len(rows):
             raise Invalid(f"a map of labels has the key {in_short(name)} twice")
-        values, some = _coded(name, items.take(pa.array(places)))
+        values, item_codes = _coded(name, items.take(pa.array(positions)))
         codes = np.zeros(count, np.int64)
-        codes[rows] = some
+        codes[rows] = item_codes
         result[name] = values, codes
     return result
 

@@ -1,7 +1,7 @@
-"""Blocks that were read from files lately: their directories, and their chunks as they were decoded.
+"""Recently read blocks of files: their directories, and their decoded chunks.
 
-Dashboards read the same series again and again. A block is kept by the run of files that holds it, which never changes;
-its bytes are not kept, but read again when a chunk is needed that is not.
+Dashboards read the same series again and again. The cache finds a block by the run of files that holds it, which never
+changes, and by its key. The bytes of a block are not cached: they are read again when a chunk is missing.
 
 Thread: any; `_lock` guards the entries.
 Invariant: the entries take at most `bytes_max` bytes, about; the least recently used go first.
@@ -22,7 +22,7 @@ from penstock.series.samples import U64
 CACHE_BYTES_MAX = 128 << 20
 ENTRY_BYTES = 2_048  # besides directory and chunks
 RUN_BYTES = 128  # of a directory, for each run of samples
-_Place: TypeAlias = tuple["weakref.ref[Run]", bytes]
+_EntryKey: TypeAlias = tuple["weakref.ref[Run]", bytes]
 
 
 class BlockCache:
@@ -34,32 +34,32 @@ class BlockCache:
         threads.after_fork(self, BlockCache._start)  # another thread may have held the lock
 
     def _start(self) -> None:
-        self._entries: OrderedDict[_Place, _KeptBlock] = OrderedDict()  # guarded by _lock; the last used last
+        self._entries: OrderedDict[_EntryKey, _CachedBlock] = OrderedDict()  # guarded by _lock; the last used last
         self._bytes = 0  # guarded by _lock
         self._lock = threads.lock("series.blocks")
 
     def row(self, run: Run, key: bytes) -> Any:
         """Return the row of a key in a run, with its block as the value; None if it has none."""
-        place = (weakref.ref(run), key)
+        entry_key = (weakref.ref(run), key)
         with self._lock:
-            entry = self._entries.get(place)
+            entry = self._entries.get(entry_key)
             if entry is not None:
-                self._entries.move_to_end(place)
+                self._entries.move_to_end(entry_key)
                 return entry.row
         row = run.get(key)
         if row is None:
             return None
-        entry = _KeptBlock(self, place, row)
+        entry = _CachedBlock(self, entry_key, row)
         with self._lock:
-            if place not in self._entries:
-                self._entries[place] = entry
+            if entry_key not in self._entries:
+                self._entries[entry_key] = entry
                 self._grow(entry.bytes)
         return entry.row
 
-    def grow(self, entry: _KeptBlock, size: int) -> None:
+    def grow(self, entry: _CachedBlock, size: int) -> None:
         """Count bytes that an entry took; it loses what it has if it is no longer an entry."""
         with self._lock:
-            if self._entries.get(entry.place) is entry:
+            if self._entries.get(entry.key) is entry:
                 entry.bytes += size
                 self._grow(size)
             else:
@@ -78,12 +78,12 @@ class BlockCache:
         return len(self._entries)
 
 
-class _KeptBlock:
-    """An entry, which keeps the decoded chunks of its block."""
+class _CachedBlock:
+    """An entry: a block, of which it caches the decoded chunks."""
 
-    def __init__(self, cache: BlockCache, place: _Place, row: Row) -> None:
+    def __init__(self, cache: BlockCache, key: _EntryKey, row: Row) -> None:
         kind, value, lsn, expires = row
-        self.place = place
+        self.key = key
         self.chunks: dict[int, U64] = {}
         self._cache = cache
         block = Block(value, self)
@@ -92,8 +92,8 @@ class _KeptBlock:
         self.get = self.chunks.get
 
     def load(self) -> bytes:
-        run = self.place[0]()
-        row = None if run is None else run.get(self.place[1])
+        run = self.key[0]()
+        row = None if run is None else run.get(self.key[1])
         assert row is not None  # a reader holds the version that has the run
         return row[1]
 

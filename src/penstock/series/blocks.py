@@ -148,11 +148,11 @@ def _chunk_borders(chunks: I64) -> list[tuple[int, int]]:
 
 def _time_columns(times: I64, starts: I64, counts: I64) -> tuple[I64, I64]:
     """Return the column of times of each run, and for each column the first run that has it."""
-    known: dict[bytes, int] = {}
+    column_by_times: dict[bytes, int] = {}
     firsts: list[int] = []
     column_of = np.zeros(len(starts), np.int64)
     for run, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
-        column = known.setdefault(times[start : start + count].tobytes(), len(firsts))
+        column = column_by_times.setdefault(times[start : start + count].tobytes(), len(firsts))
         if column == len(firsts):
             firsts.append(run)
         column_of[run] = column
@@ -206,24 +206,24 @@ class _Layout(NamedTuple):
 
 
 class DecodedChunks(Protocol):
-    """Chunks that are kept as they were decoded, and the bytes of their block, which are not."""
+    """A cache of the decoded chunks of one block. It does not hold the bytes of the block, but can load them."""
 
     def load(self) -> bytes:
         """Return the bytes of the block."""
 
     def get(self, chunk: int) -> U64 | None:
-        """Return a chunk; None if it is not kept."""
+        """Return a chunk; None if it is not cached."""
 
     def put(self, chunk: int, items: U64) -> None:
-        """Keep a chunk, perhaps."""
+        """Offer a chunk to the cache."""
 
 
 class Block:
     """A block, of which only the directory is decoded."""
 
-    __slots__ = ("_chunk_at", "_chunks", "_column_starts", "_columns", "_data", "_kept", "_starts", "deleted", "runs")
+    __slots__ = ("_cache", "_chunk_at", "_chunks", "_column_starts", "_columns", "_data", "_starts", "deleted", "runs")
 
-    def __init__(self, data: bytes, kept: DecodedChunks | None = None) -> None:
+    def __init__(self, data: bytes, cache: DecodedChunks | None = None) -> None:
         try:
             version, codec, _, runs, columns, chunks, deleted, size, stored = _HEADER.unpack_from(data)
         except struct.error:
@@ -250,8 +250,8 @@ class Block:
         self._chunks, at = _columns(directory, _CHUNK_COLUMNS, chunks, at)
         tombstones, at = _columns(directory, _TOMBSTONE_COLUMNS, deleted, at)
         self.deleted = Tombstones(tombstones["id"], tombstones["start"], tombstones["end"])
-        self._data = data if kept is None else None
-        self._kept = kept
+        self._data = data if cache is None else None
+        self._cache = cache
         self._chunk_at = _HEADER.size + stored + np.cumsum(self._chunks["bytes"], dtype=np.int64)
         self._starts = np.cumsum(self.runs["count"], dtype=np.int64) - self.runs["count"]
         self._column_starts = np.cumsum(self._columns["count"], dtype=np.int64) - self._columns["count"]
@@ -340,7 +340,7 @@ class Block:
         columns = self._time_columns_of(picked)
         values = _Layout(self._starts, runs["chunk"], FLOAT64)
         times = _Layout(self._column_starts, self._columns["chunk"], TIMES)
-        cuts: dict[int, tuple[Any, I64]] = {}  # of each column of times: which are wanted, and those
+        cuts: dict[int, tuple[Any, I64]] = {}  # of each column of times: what to take of it, and that
         data: list[bytes] = []
         moments: list[I64] = []
         bits: list[U64] = []
@@ -348,11 +348,11 @@ class Block:
             if column not in cuts:
                 whole = self._items(times, column, count, data).view(np.int64)
                 low, high = int(whole.searchsorted(start)), int(whole.searchsorted(end))
-                wanted = slice(low, high) if steps is None else steps.wanted(whole, low, high)
-                cuts[column] = wanted, whole[wanted]
-            wanted, some = cuts[column]
+                selection = slice(low, high) if steps is None else steps.last_between(whole, low, high)
+                cuts[column] = selection, whole[selection]
+            selection, some = cuts[column]
             moments.append(some)
-            bits.append(self._items(values, run, count, data)[wanted])
+            bits.append(self._items(values, run, count, data)[selection])
         if len(picked) == 1:
             return Samples(np.full(len(bits[0]), runs["id"][picked[0]]), moments[0], bits[0])
         ids = np.repeat(runs["id"][picked], [len(some) for some in moments])
@@ -384,17 +384,17 @@ class Block:
 
     def _decoded(self, chunk: int, kind: int, data: list[bytes]) -> U64:
         """Return a chunk, decoded now or before; `data` is where one read holds the bytes of the block."""
-        kept = self._kept
-        if kept is None:
+        cache = self._cache
+        if cache is None:
             assert self._data is not None
             return self._decode(self._data, chunk, kind)
-        items = kept.get(chunk)
+        items = cache.get(chunk)
         if items is None or chunk >= len(self._chunks["type"]) or self._chunks["type"][chunk] != kind:
             if not data:
-                data.append(kept.load())
+                data.append(cache.load())
             items = self._decode(data[0], chunk, kind)
             items.flags.writeable = False  # others read it, too
-            kept.put(chunk, items)
+            cache.put(chunk, items)
         return items
 
     def _decode(self, block: bytes, chunk: int, kind: int) -> U64:

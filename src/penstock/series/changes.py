@@ -53,20 +53,20 @@ class NewestTimes:
 
     def of(self, bucket: int, ids: int) -> I64:
         """Return the times of the ids below `ids`, to be raised in place."""
-        known = self._buckets.pop(bucket, None)
-        if known is None or len(known) < ids:
-            grown = np.full(max(ids, 2 * len(known) if known is not None else ids), _UNKNOWN, np.int64)
-            if known is not None:
-                grown[: len(known)] = known
-            known = grown
-        total = len(known) + sum(map(len, self._buckets.values()))
+        times = self._buckets.pop(bucket, None)
+        if times is None or len(times) < ids:
+            grown = np.full(max(ids, 2 * len(times) if times is not None else ids), _UNKNOWN, np.int64)
+            if times is not None:
+                grown[: len(times)] = times
+            times = grown
+        total = len(times) + sum(map(len, self._buckets.values()))
         while self._buckets and (total > IDS_REMEMBERED_MAX or len(self._buckets) >= BUCKETS_REMEMBERED_MAX):
             total -= len(self._buckets.pop(next(iter(self._buckets))))
-        self._buckets[bucket] = known
-        return known
+        self._buckets[bucket] = times
+        return times
 
     def forget(self, end: int) -> None:
-        """Forget the buckets below `end`: their ids are given anew."""
+        """Forget the buckets below `end`: their ids are assigned anew."""
         for bucket in [bucket for bucket in self._buckets if bucket < end]:
             del self._buckets[bucket]
 
@@ -120,9 +120,9 @@ class RowsBefore:
     def read(self, bucket: int, ids: U32, start: int, end: int) -> Iterator[Samples]:
         """Yield the samples of some ids, ascending, in a range of time."""
         if len(ids) and start < end:
-            for found, times, bits in self.state.read(bucket, ids, start, end):
-                if len(found):
-                    yield Samples(found, times, bits)
+            for sample_ids, times, bits in self.state.read(bucket, ids, start, end):
+                if len(sample_ids):
+                    yield Samples(sample_ids, times, bits)
 
     def block(self, bucket: int, samples: Samples) -> SampleBlock:
         """Return samples with the labels that their ids have in the tree."""
@@ -162,7 +162,7 @@ def _changes(before: RowsBefore, draft: RecordDraft, newest: NewestTimes, preima
 
 
 class _Comparison:
-    """What a record does to one bucket, by comparing it with the samples that this had."""
+    """The changes that a record makes to one bucket, by comparison with the samples that the bucket had."""
 
     def __init__(self, before: RowsBefore, draft: RecordDraft, bucket: int) -> None:
         self._before = before
@@ -178,16 +178,16 @@ class _Comparison:
         self._ids_now = self._renumbered() if self._trimmed else {}
 
     def changes(self, newest: NewestTimes, preimages: bool) -> Iterator[_Changes]:
-        for found in self._read_trimmed() if self._trimmed else self._read(newest):
-            places = _places(self._after, self._now(found.ids) if self._trimmed else found.ids, found.times)
-            same = places >= 0
-            self._had[places[same]] = True
-            self._older[places[same]] = found.bits[same]
-            gone: Flags = ~same
+        for samples in self._read_trimmed() if self._trimmed else self._read(newest):
+            positions = _positions(self._after, self._now(samples.ids) if self._trimmed else samples.ids, samples.times)
+            same = positions >= 0
+            self._had[positions[same]] = True
+            self._older[positions[same]] = samples.bits[same]
+            is_removed: Flags = ~same
             if not self._trimmed:
-                gone &= deleted_by(found, self._deleted)
-            if gone.any():
-                removed = self._before.block(self._bucket, found.take(gone))
+                is_removed &= deleted_by(samples, self._deleted)
+            if is_removed.any():
+                removed = self._before.block(self._bucket, samples.take(is_removed))
                 yield _Changes(np.full(len(removed), REMOVAL, np.uint8), removed)
         if len(self._after):
             yield self._writes(preimages)
@@ -217,9 +217,9 @@ class _Comparison:
         unknown = bool((times[written] == _UNKNOWN).any())
         latest = np.full(len(written), _NONE, np.int64)
         np.maximum.at(latest, np.searchsorted(written, after.ids[mine]), after.times[mine])
-        for found in self._before.read(self._bucket, written, low, TIME_MAX if unknown else high):
-            np.maximum.at(latest, np.searchsorted(written, found.ids), found.times)
-            yield found
+        for samples in self._before.read(self._bucket, written, low, TIME_MAX if unknown else high):
+            np.maximum.at(latest, np.searchsorted(written, samples.ids), samples.times)
+            yield samples
         if unknown:  # all after `low` was read, and what is before it is before a sample of this record
             times[written] = latest
 
@@ -243,13 +243,13 @@ class _Comparison:
 
     def _writes(self, preimages: bool) -> _Changes:
         """Return the changes to samples that the record writes."""
-        shown = np.repeat(np.arange(len(self._after)), 1 + (self._had if preimages else np.zeros_like(self._had)))
-        types = np.where(self._had, np.uint8(POSTIMAGE), np.uint8(INSERT))[shown]
-        samples = self._after.take(shown)
+        rows = np.repeat(np.arange(len(self._after)), 1 + (self._had if preimages else np.zeros_like(self._had)))
+        types = np.where(self._had, np.uint8(POSTIMAGE), np.uint8(INSERT))[rows]
+        samples = self._after.take(rows)
         if preimages:
-            first = np.append(shown[1:] == shown[:-1], False)  # of two: the preimage
+            first = np.append(rows[1:] == rows[:-1], False)  # of two: the preimage
             types[first] = PREIMAGE
-            bits = np.where(first, self._older[shown], samples.bits)
+            bits = np.where(first, self._older[rows], samples.bits)
             samples = Samples(samples.ids, samples.times, bits)
         return _Changes(types, self._labelled(samples))
 
@@ -264,25 +264,25 @@ class _Comparison:
         for part, table, rows in self._written:
             some, first = np.unique(rows, return_index=True)
             labels.update(zip(part.samples.ids[first].tolist(), table.label_bytes(some.tolist()), strict=True))
-        ids, places = np.unique(samples.ids, return_inverse=True)
+        ids, series_rows = np.unique(samples.ids, return_inverse=True)
         table = LabelTable.of([decode_labels(labels[some]) for some in ids.tolist()])
-        return SampleBlock(table, places.reshape(-1).astype(np.uint32), samples.times, samples.bits)
+        return SampleBlock(table, series_rows.reshape(-1).astype(np.uint32), samples.times, samples.bits)
 
 
-def _places(samples: Samples, ids: U32, times: I64) -> npt.NDArray[np.intp]:
+def _positions(samples: Samples, ids: U32, times: I64) -> npt.NDArray[np.intp]:
     """Return where each (id, time) stands among sorted samples; -1 if it does not. Those with an id are distinct."""
-    places = np.full(len(ids), -1, np.intp)
+    positions = np.full(len(ids), -1, np.intp)
     first, last = np.searchsorted(samples.ids, ids.min()), np.searchsorted(samples.ids, ids.max(), "right")
     count = int(last - first)
     if count <= 0:
-        return places
+        return positions
     all_ids = np.concatenate((samples.ids[first:last], ids))
     all_times = np.concatenate((samples.times[first:last], times))
     order = np.lexsort((np.arange(len(all_ids)) >= count, all_times, all_ids))
     all_ids, all_times = all_ids[order], all_times[order]
     same = (all_ids[1:] == all_ids[:-1]) & (all_times[1:] == all_times[:-1]) & (order[:-1] < count)
-    places[order[1:][same] - count] = order[:-1][same] + first
-    return places
+    positions[order[1:][same] - count] = order[:-1][same] + first
+    return positions
 
 
 # -- bytes
@@ -300,14 +300,14 @@ def _split(types: Types | None, samples: SampleBlock, preimages: bool) -> Iterat
     half = count // 2
     if types is not None and half and types[half - 1] == PREIMAGE:
         half += 1  # its postimage, too: readers put the samples of a series in a part together
-    shown = int(samples.series.label_sizes()[samples.index].sum())  # each sample shows the labels of its series
-    if half in (0, count) or (small and shown <= SHOWN_BYTES_MAX):
+    label_bytes = int(samples.series.label_sizes()[samples.index].sum())  # each sample shows the labels of its series
+    if half in (0, count) or (small and label_bytes <= SHOWN_BYTES_MAX):
         yield _part(types, samples, preimages)
         return
     for some in (slice(0, half), slice(half, count)):
-        rows, places = np.unique(samples.index[some], return_inverse=True)
+        rows, series_rows = np.unique(samples.index[some], return_inverse=True)
         table = samples.series.take(rows.astype(np.intp))
-        part = SampleBlock(table, places.reshape(-1).astype(np.uint32), samples.times[some], samples.bits[some])
+        part = SampleBlock(table, series_rows.reshape(-1).astype(np.uint32), samples.times[some], samples.bits[some])
         yield from _split(None if types is None else types[some], part, preimages)
 
 

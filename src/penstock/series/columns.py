@@ -49,10 +49,10 @@ def value_bits(values: Any) -> U64:
     return numbers.view(np.uint64)
 
 
-def _refuse_masked(column: Any, what: str) -> None:
+def _refuse_masked(column: Any, name: str) -> None:
     """Refuse masked elements: numpy would pass what is under the mask."""
     if np.ma.is_masked(column):
-        raise Invalid(f"some {what} are masked: drop such samples")
+        raise Invalid(f"some {name} are masked: drop such samples")
 
 
 def times_us(times: Any) -> I64:

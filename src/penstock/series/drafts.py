@@ -106,8 +106,8 @@ class RecordDraft:
             self._trim(part)
 
     def learned(self) -> LearnedIds:
-        """Return what to remember when the edit was applied."""
-        buckets = {number: (some.base, some.new, some.last) for number, some in self._buckets.items()}
+        """Return the ids to remember once the edit is applied."""
+        buckets = {number: (draft.base, draft.new, draft.last) for number, draft in self._buckets.items()}
         return LearnedIds(self._trimmed, buckets, {**self._empty_read, **self._empty}, self._resolved)
 
     @property
@@ -122,36 +122,36 @@ class RecordDraft:
 
     @property
     def trimmed(self) -> int:
-        """All that buckets below this one had before the record is deleted by it; 0: none is."""
+        """The record deletes all that buckets below this one had before it; 0: it deletes none."""
         return self._trimmed
 
     def known_last(self, bucket: int) -> int | None:
         """Return the last id of a bucket before this record; None if it adds no series there."""
-        some = self._buckets.get(bucket)
-        return None if some is None else some.base.last
+        draft = self._buckets.get(bucket)
+        return None if draft is None else draft.base.last
 
     @property
     def changes_series(self) -> bool:
         """Whether series are new here, or have samples again."""
-        return bool(self._refilled) or any(some.new for some in self._buckets.values())
+        return bool(self._refilled) or any(draft.new for draft in self._buckets.values())
 
     def before(self, bucket: int) -> tuple[int | None, BitMap | None]:
         """Return a bucket's last id and empty series before this draft; None where it does not change them."""
-        some = self._buckets.get(bucket)
-        return None if some is None else some.base.last, self._empty_read.get(bucket)
+        draft = self._buckets.get(bucket)
+        return None if draft is None else draft.base.last, self._empty_read.get(bucket)
 
     def series_keys(self) -> Iterator[tuple[int, Collection[bytes]]]:
         """Yield, by bucket, the dictionary keys of the series that are new here, or have samples again."""
         yield from self._refilled.items()
-        yield from ((bucket, some.dictionary.keys()) for bucket, some in self._buckets.items() if some.dictionary)
+        yield from ((bucket, draft.dictionary.keys()) for bucket, draft in self._buckets.items() if draft.dictionary)
 
     def edit(self, time_us: int) -> SeriesEdit:
         """Return the edit of all parts."""
         puts, rows = dict(self._metadata), dict[bytes, Row]()
-        for some in self._buckets.values():
-            puts.update(some.dictionary)
-            puts.update(some.forward)
-            for key, members in some.inverted.items():
+        for draft in self._buckets.values():
+            puts.update(draft.dictionary)
+            puts.update(draft.forward)
+            for key, members in draft.inverted.items():
                 encoded = members if isinstance(members, bytes) else encode_ids(members)
                 rows[key] = (SERIES_IDS, encoded, self.lsn, NEVER)
         for bucket, ids in self._empty.items():
@@ -188,11 +188,11 @@ class RecordDraft:
 
     def _empty_of(self, bucket: int) -> BitMap:
         """Return the ids of the empty series of a bucket, after the parts that were added."""
-        known = self._empty.get(bucket)
-        if known is None:
-            known = BitMap() if bucket < self._trimmed else self._ids.empty(bucket, self._view)
-            self._empty_read[bucket] = known
-        return known
+        ids = self._empty.get(bucket)
+        if ids is None:
+            ids = BitMap() if bucket < self._trimmed else self._ids.empty(bucket, self._view)
+            self._empty_read[bucket] = ids
+        return ids
 
     def _refill(self, bucket: int, table: LabelTable, ids: U32, rows: Rows | None) -> None:
         """Take series that get samples out of the empty ones; `rows` are those of the table that do (None: all)."""
@@ -212,45 +212,45 @@ class RecordDraft:
             return ids
         rows = np.arange(len(table)) if rows is None else rows
         ids = np.zeros(len(table), np.uint32) if ids is None else ids.copy()
-        some = self._bucket(bucket)
-        codes = some.base.code_rows(table, rows)
-        numbers = np.array([some.base.ids.get(row) or some.new.get(row, 0) for row in codes], np.uint32)
+        draft = self._bucket(bucket)
+        codes = draft.base.code_rows(table, rows)
+        numbers = np.array([draft.base.ids.get(row) or draft.new.get(row, 0) for row in codes], np.uint32)
         unknown = np.flatnonzero(numbers == 0)
         if len(unknown):
-            numbers[unknown] = self._find_or_create(bucket, some, table, rows[unknown], [codes[i] for i in unknown])
+            numbers[unknown] = self._find_or_create(bucket, draft, table, rows[unknown], [codes[i] for i in unknown])
         ids[rows] = numbers
         self._resolved.append((table, bucket, ids))
         del self._resolved[:-RESOLVED_MAX]
         return ids
 
     def _bucket(self, bucket: int) -> _BucketDraft:
-        some = self._buckets.get(bucket)
-        if some is None:
+        draft = self._buckets.get(bucket)
+        if draft is None:
             base = BucketIds(0) if bucket < self._trimmed else self._ids.bucket(bucket, self._view)
-            some = self._buckets[bucket] = _BucketDraft(base)
-        return some
+            draft = self._buckets[bucket] = _BucketDraft(base)
+        return draft
 
     def _find_or_create(
-        self, bucket: int, some: _BucketDraft, table: LabelTable, rows: Rows, codes: list[bytes]
+        self, bucket: int, draft: _BucketDraft, table: LabelTable, rows: Rows, codes: list[bytes]
     ) -> U32:
         keys = dictionary_keys(bucket, table.fingerprints[rows])
         labels = table.label_bytes(rows)
         stored: list[bytes | None] = [None] * len(keys)  # ids of series with the same fingerprint
         numbers = np.zeros(len(rows), np.uint32)
-        if bucket >= self._trimmed and some.base.last:
+        if bucket >= self._trimmed and draft.base.last:
             stored = list(map(self._view.get, keys))
-            for place in [place for place, value in enumerate(stored) if value is not None]:
-                numbers[place] = self._find(bucket, stored[place], labels[place])
-            for place in np.flatnonzero(numbers).tolist():
-                some.base.ids[codes[place]] = int(numbers[place])  # a fact of the tree, whatever becomes of this draft
+            for position in [position for position, value in enumerate(stored) if value is not None]:
+                numbers[position] = self._find(bucket, stored[position], labels[position])
+            for position in np.flatnonzero(numbers).tolist():
+                draft.base.ids[codes[position]] = int(numbers[position])  # true of the tree, with or without this draft
         new = np.flatnonzero(numbers == 0)
         if len(new):
             metric = table.codes[rows[new], table.names.index(METRIC)]
             new = new[np.argsort(metric, kind="stable")]  # series of one metric side by side
-            fresh = np.arange(some.last + 1, some.last + 1 + len(new), dtype=np.uint32)
+            fresh = np.arange(draft.last + 1, draft.last + 1 + len(new), dtype=np.uint32)
             numbers[new] = fresh
-            found = [(keys[i], stored[i], labels[i], codes[i]) for i in new.tolist()]
-            self._create(bucket, some, table, rows[new], fresh, found)
+            new_series = [(keys[i], stored[i], labels[i], codes[i]) for i in new.tolist()]
+            self._create(bucket, draft, table, rows[new], fresh, new_series)
         return numbers
 
     def _find(self, bucket: int, stored: bytes | None, labels: bytes) -> int:
@@ -263,29 +263,29 @@ class RecordDraft:
     def _create(  # noqa: PLR0917
         self,
         bucket: int,
-        some: _BucketDraft,
+        draft: _BucketDraft,
         table: LabelTable,
         rows: Rows,
         ids: U32,
-        new: list[tuple[bytes, bytes | None, bytes, bytes]],
+        new_series: list[tuple[bytes, bytes | None, bytes, bytes]],
     ) -> None:
         """Add the rows of new series: dictionary key, what the tree has there, labels and code row of each."""
-        some.last = int(ids[-1])
-        keys, stored, labels, codes = zip(*new, strict=True)
-        some.new.update(zip(codes, ids.tolist(), strict=True))
-        some.forward.update(zip(forward_keys(bucket, ids), labels, strict=True))
+        draft.last = int(ids[-1])
+        keys, stored, labels, codes = zip(*new_series, strict=True)
+        draft.new.update(zip(codes, ids.tolist(), strict=True))
+        draft.forward.update(zip(forward_keys(bucket, ids), labels, strict=True))
         entries = index.dictionary_values(ids)
-        alone = not any(stored) and len(set(keys)) == len(keys) and some.dictionary.keys().isdisjoint(keys)
+        alone = not any(stored) and len(set(keys)) == len(keys) and draft.dictionary.keys().isdisjoint(keys)
         if alone:
-            some.dictionary.update(zip(keys, entries, strict=True))
+            draft.dictionary.update(zip(keys, entries, strict=True))
         else:  # some have the fingerprint of another
             for key, before, entry in zip(keys, stored, entries, strict=True):
-                some.dictionary[key] = some.dictionary.get(key, before or b"") + entry
-        for place, (name, values) in enumerate(zip(table.names, table.values, strict=True)):
-            self._add_inverted(bucket, some, (name, values), table.codes[rows, place], ids)
+                draft.dictionary[key] = draft.dictionary.get(key, before or b"") + entry
+        for column, (name, values) in enumerate(zip(table.names, table.values, strict=True)):
+            self._add_inverted(bucket, draft, (name, values), table.codes[rows, column], ids)
 
     def _add_inverted(
-        self, bucket: int, some: _BucketDraft, label: tuple[str, Sequence[str]], codes: U32, ids: U32
+        self, bucket: int, draft: _BucketDraft, label: tuple[str, Sequence[str]], codes: U32, ids: U32
     ) -> None:
         """Add new series to the sets of one label's values, which their codes number from 1."""
         name, values = label
@@ -300,13 +300,13 @@ class RecordDraft:
             start + values[code - 1].encode(): encoded
             for code, encoded in zip(codes[starts[alone]].tolist(), encode_single_ids(ids[starts[alone]]), strict=True)
         }
-        for key in singles.keys() & some.inverted.keys():
-            some.inverted[key] = _as_set(some.inverted[key]) | _as_set(singles.pop(key))
-        some.inverted.update(singles)
+        for key in singles.keys() & draft.inverted.keys():
+            draft.inverted[key] = _as_set(draft.inverted[key]) | _as_set(singles.pop(key))
+        draft.inverted.update(singles)
         for first, length in zip(starts[~alone].tolist(), lengths[~alone].tolist(), strict=True):
             key = start + values[int(codes[first]) - 1].encode()
             members = BitMap(ids[first : first + length])
-            some.inverted[key] = members | _as_set(some.inverted[key]) if key in some.inverted else members
+            draft.inverted[key] = members | _as_set(draft.inverted[key]) if key in draft.inverted else members
 
     # -- deletes
 
@@ -338,7 +338,7 @@ class RecordDraft:
         self._parts = [part for part in self._parts if part.bucket >= end]
         self._written = [written for written in self._written if written.part.bucket >= end]
         self._resolved = [entry for entry in self._resolved if entry[1] >= end]
-        self._buckets = {number: some for number, some in self._buckets.items() if number >= end}
+        self._buckets = {number: draft for number, draft in self._buckets.items() if number >= end}
         for sets in (self._empty, self._empty_read):
             for number in [number for number in sets if number < end]:
                 del sets[number]

@@ -1,11 +1,11 @@
 """Series ids that a shard remembers: what was read from its tree or applied to it.
 
-In a bucket a series is known by its *code row*: the number of the set of its label names, and the numbers of its
+In a bucket a series is identified by its *code row*: the number of the set of its label names, and the numbers of its
 values, as bytes.
 The numbers are exact, so no fingerprint is compared in memory. A label table that was written before is recognised as a
 whole. All of it may be forgotten at any moment: the tree is the truth.
 
-Thread: the thread that applies; `known`, `empty` and `last` from any.
+Thread: the thread that applies; `series_exist`, `empty` and `last` from any.
 Invariant: what is remembered is in the tree.
 """
 
@@ -52,19 +52,19 @@ class BucketIds:
     def code_rows(self, table: LabelTable, rows: Rows) -> list[bytes]:
         """Return the code rows of some series; numbers values that are new."""
         columns: list[tuple[int, U32]] = []
-        for place, (name, values) in enumerate(zip(table.names, table.values, strict=True)):
+        for position, (name, values) in enumerate(zip(table.names, table.values, strict=True)):
             column = self.names.get(name)
             if column is None:
                 column = len(self.values)
                 self.values.append({})  # before the name: an interrupt may come between any two lines
                 self.names[name] = column
-            known = self.values[column]
-            numbers = list(map(known.get, values))
+            number_of = self.values[column]
+            numbers = list(map(number_of.get, values))
             if None in numbers:
                 for value in values:
-                    known.setdefault(value, len(known) + 1)
-                numbers = list(map(known.get, values))
-            columns.append((column, np.array([0, *numbers], np.uint32)[table.codes[rows, place]]))
+                    number_of.setdefault(value, len(number_of) + 1)
+                numbers = list(map(number_of.get, values))
+            columns.append((column, np.array([0, *numbers], np.uint32)[table.codes[rows, position]]))
         coded: list[bytes] = [b""] * len(rows)
         for shape, which, numbered in _by_shape(columns, len(rows)):
             number = self.shapes.setdefault(shape, len(self.shapes) + 1)
@@ -76,13 +76,13 @@ class BucketIds:
         """Return the code rows of all series, None where a value is new. Changes nothing."""
         columns: list[tuple[int, U32]] = []
         certain = np.ones(len(table), np.bool_)
-        for place, (name, values) in enumerate(zip(table.names, table.values, strict=True)):
-            column, codes = self.names.get(name), table.codes[:, place]
+        for position, (name, values) in enumerate(zip(table.names, table.values, strict=True)):
+            column, codes = self.names.get(name), table.codes[:, position]
             if column is None:
                 certain &= codes == 0
                 continue
-            known = self.values[column]
-            numbers = np.array([0, *(known.get(value, 0) for value in values)], np.uint32)[codes]
+            number_of = self.values[column]
+            numbers = np.array([0, *(number_of.get(value, 0) for value in values)], np.uint32)[codes]
             certain &= (numbers > 0) | (codes == 0)
             columns.append((column, numbers))
         coded: list[bytes | None] = [None] * len(table)
@@ -137,7 +137,7 @@ class _KnownTable:
 
 @dataclass(slots=True)
 class LearnedIds:
-    """What a record that was applied has found and assigned."""
+    """The ids that an applied record looked up or assigned."""
 
     trimmed: int  # buckets below are deleted
     buckets: dict[int, tuple[BucketIds, dict[bytes, int], int]]  # new ids by code row, and the last id
@@ -154,24 +154,24 @@ class SeriesIds:
         self._empty: dict[int, BitMap] = {}  # by bucket, as in the tree; the sets are never changed
 
     def bucket(self, bucket: int, view: View) -> BucketIds:
-        known = self._buckets.get(bucket)
-        return BucketIds(index.last_id(view, bucket)) if known is None else known
+        ids = self._buckets.get(bucket)
+        return BucketIds(index.last_id(view, bucket)) if ids is None else ids
 
     def ids_of(self, table: LabelTable, bucket: int) -> U32 | None:
         """Return the ids of a table that was written before; 0 for a series not written in this bucket."""
         encoded = table.encode()
-        known = self._tables.get(xxhash.xxh3_64_intdigest(encoded))
-        return known.ids.get(bucket) if known is not None and known.encoded == encoded else None
+        entry = self._tables.get(xxhash.xxh3_64_intdigest(encoded))
+        return entry.ids.get(bucket) if entry is not None and entry.encoded == encoded else None
 
     def empty(self, bucket: int, view: View) -> BitMap:
         """Return the ids of the series of a bucket whose samples were all deleted."""
-        known = self._empty.get(bucket)
-        if known is None:
-            known = index.empty_ids(view, bucket)
-        return known
+        ids = self._empty.get(bucket)
+        if ids is None:
+            ids = index.empty_ids(view, bucket)
+        return ids
 
     def remember(self, learned: LearnedIds) -> None:
-        """Remember what an applied record found and assigned. Can be repeated."""
+        """Remember what an applied record looked up or assigned. Can be repeated."""
         if learned.trimmed:
             for bucket in [bucket for bucket in self._buckets if bucket < learned.trimmed]:
                 self._buckets.pop(bucket, None)
@@ -191,13 +191,13 @@ class SeriesIds:
             if len(encoded) > TABLE_BYTES_MAX:
                 continue
             digest = xxhash.xxh3_64_intdigest(encoded)
-            known = tables.pop(digest, None)
-            if known is None or known.encoded != encoded:
-                known = _KnownTable(encoded)
-            if bucket not in known.ids and len(known.ids) >= TABLES_REMEMBERED_MAX:
-                known.ids.clear()
-            known.ids[bucket] = numbers
-            tables[digest] = known
+            entry = tables.pop(digest, None)
+            if entry is None or entry.encoded != encoded:
+                entry = _KnownTable(encoded)
+            if bucket not in entry.ids and len(entry.ids) >= TABLES_REMEMBERED_MAX:
+                entry.ids.clear()
+            entry.ids[bucket] = numbers
+            tables[digest] = entry
         while len(tables) > TABLES_REMEMBERED_MAX:
             del tables[next(iter(tables))]
         self._tables = tables
@@ -211,14 +211,14 @@ class SeriesIds:
 
     # -- admission, from any thread
 
-    def known(self, bucket: int, table: LabelTable, view: View) -> npt.NDArray[np.bool_]:
+    def series_exist(self, bucket: int, table: LabelTable, view: View) -> npt.NDArray[np.bool_]:
         """Return which series of a table have samples in the bucket; those whose samples were deleted have none."""
         ids = self.ids_of(table, bucket)
         if ids is None or not ids.all():
             ids = self._known_ids(bucket, table, view)
-        known: npt.NDArray[np.bool_] = ids > 0
+        has_id: npt.NDArray[np.bool_] = ids > 0
         empty = self.empty(bucket, view)
-        return known & ~np.isin(ids, np.array(empty, np.uint32)) if empty else known
+        return has_id & ~np.isin(ids, np.array(empty, np.uint32)) if empty else has_id
 
     def _known_ids(self, bucket: int, table: LabelTable, view: View) -> U32:
         """Return the id of each series, 0 for those that the bucket does not have."""

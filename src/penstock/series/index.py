@@ -117,8 +117,8 @@ def buckets(view: View, first: int, end: int) -> Iterator[int]:
 
 def last_id(view: View, bucket: int) -> int:
     """Return the highest id of a bucket, which is its number of series; 0 if it has none."""
-    found = next(view.scan(prefix=prefix(bucket, FORWARD), reverse=True, limit=1), None)
-    return 0 if found is None else number_of(found[0])
+    row = next(view.scan(prefix=prefix(bucket, FORWARD), reverse=True, limit=1), None)
+    return 0 if row is None else number_of(row[0])
 
 
 def empty_ids(view: View, bucket: int) -> BitMap:
@@ -202,12 +202,12 @@ def labels_of(view: View, bucket: int, ids: U32) -> list[bytes]:
     if len(ids) > _GET_MAX and int(ids[-1]) - int(ids[0]) < 4 * len(ids):
         low, high = forward_key(bucket, int(ids[0])), forward_key(bucket, int(ids[-1])) + b"\0"
         scanned = {number_of(key): labels for key, labels in view.scan(low, high)}
-        found: list[bytes | None] = list(map(scanned.get, ids.tolist()))
+        label_sets: list[bytes | None] = list(map(scanned.get, ids.tolist()))
     else:
-        found = [view.get(forward_key(bucket, number)) for number in ids.tolist()]
-    if None in found:
-        raise CorruptionError("series", 0, f"series {ids[found.index(None)]} of bucket {bucket} has no labels")
-    return found  # type: ignore[return-value]
+        label_sets = [view.get(forward_key(bucket, number)) for number in ids.tolist()]
+    if None in label_sets:
+        raise CorruptionError("series", 0, f"series {ids[label_sets.index(None)]} of bucket {bucket} has no labels")
+    return label_sets  # type: ignore[return-value]
 
 
 def label_names(view: View, bucket: int, ids: BitMap | None, check: Check = unchecked) -> set[str]:
@@ -223,9 +223,9 @@ def label_names(view: View, bucket: int, ids: BitMap | None, check: Check = unch
         return names
     if ids is None:
         start, end = prefix(bucket, INVERTED), prefix(bucket, INVERTED + 1)
-        while (found := next(view.scan(start, end, limit=1), None)) is not None:
+        while (row := next(view.scan(start, end, limit=1), None)) is not None:
             check()
-            name = label_of(found[0])[0]
+            name = label_of(row[0])[0]
             names.add(name)
             start = prefix(bucket, INVERTED) + name.encode() + b"\1"
         return names
@@ -248,8 +248,8 @@ def label_values(view: View, bucket: int, name: str, ids: BitMap | None, check: 
 def metric_counts(view: View, bucket: int, check: Check = unchecked) -> Iterator[tuple[str, int]]:
     """Yield each metric with its number of series."""
     empty = empty_ids(view, bucket)
-    found = values(view, bucket, METRIC, check=check)
-    counts = ((value, len(ids - empty) if empty else len(ids)) for value, ids in found)
+    ids_by_value = values(view, bucket, METRIC, check=check)
+    counts = ((value, len(ids - empty) if empty else len(ids)) for value, ids in ids_by_value)
     return (pair for pair in counts if pair[1])
 
 

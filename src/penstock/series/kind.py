@@ -99,8 +99,8 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
 
     def check_made(self, info: TableInfo, options: SeriesOptions | None) -> None:
         """Raise `KindMismatch` if an existing table has other options than those requested."""
-        made, wanted = decode_series_options(info.options), check_series_options(options)
-        if options is not None and made != replace(wanted, changes=wanted.changes or made.changes):
+        existing, requested = decode_series_options(info.options), check_series_options(options)
+        if options is not None and existing != replace(requested, changes=requested.changes or existing.changes):
             raise KindMismatch(
                 f"series table {info.name} has other options: leave options= out, or change them with alter(); "
                 f"it has {decode_series_options(info.options)}"
@@ -208,13 +208,13 @@ class SeriesKind(Kind, Derived, FileReadable, Loadable, Queryable, Selectable, S
 
     # -- loads
 
-    def load_schema(self, given: Any, options: bytes) -> Any:
-        missing = [name for name in ("metric", "time", "value") if name not in given.names]
-        if missing or len(set(given.names)) != len(given.names):
+    def load_schema(self, input_schema: Any, options: bytes) -> Any:
+        missing = [name for name in ("metric", "time", "value") if name not in input_schema.names]
+        if missing or len(set(input_schema.names)) != len(input_schema.names):
             raise Invalid(
-                f"rows of a series table have the columns metric, time and value, not {', '.join(given.names)}"
+                f"rows of a series table have the columns metric, time and value, not {', '.join(input_schema.names)}"
             )
-        return pa.schema([_load_field(field) for field in given])
+        return pa.schema([_load_field(field) for field in input_schema])
 
     def load(self, batches: Iterator[Any], info: TableInfo, context: BuildContext) -> list[PreparedRows]:
         return SampleLoader(info, context).run(batches)

@@ -52,12 +52,12 @@ def check_labels(metric: Any, labels: Any) -> Labels:
     checked = [(check_name(name), check_value(name, value)) for name, value in pairs]
     if not checked[0][1]:
         raise Invalid("a metric has a name: give a text that is not empty")
-    kept = sorted(pair for pair in checked if pair[1])
-    if len({name for name, _ in kept}) != len(kept):
+    canonical = sorted(pair for pair in checked if pair[1])
+    if len({name for name, _ in canonical}) != len(canonical):
         raise Invalid(f"the labels of {in_short(metric)} name {METRIC}: give the metric apart from the labels")
-    if len(kept) > LABELS_MAX:
-        raise Invalid(f"a series of {in_short(metric)} has {len(kept)} labels: at most {LABELS_MAX} are allowed")
-    return tuple(kept)
+    if len(canonical) > LABELS_MAX:
+        raise Invalid(f"a series of {in_short(metric)} has {len(canonical)} labels: at most {LABELS_MAX} are allowed")
+    return tuple(canonical)
 
 
 def check_name(name: Any) -> str:
@@ -75,8 +75,8 @@ def check_value(name: Any, value: Any) -> str:
         plain = str.__str__(value)
         if _bytes(plain) <= VALUE_BYTES_MAX:
             return plain
-    what = "a metric" if name == METRIC else f"the label {in_short(name)}"
-    raise Invalid(f"{what} is a text of at most {VALUE_BYTES_MAX} bytes, not {in_short(value)}")
+    subject = "a metric" if name == METRIC else f"the label {in_short(name)}"
+    raise Invalid(f"{subject} is a text of at most {VALUE_BYTES_MAX} bytes, not {in_short(value)}")
 
 
 def _bytes(text: str) -> int:
@@ -160,15 +160,15 @@ class LabelTable:
             rows_and_values[1].append(values)
         every = sorted({name for names in shapes for name in names})
         column = {name: index for index, name in enumerate(every)}
-        known: list[dict[str, int]] = [{} for _ in every]
+        value_numbers: list[dict[str, int]] = [{} for _ in every]
         codes = np.zeros((len(label_sets), len(every)), np.uint32)
         for names, (rows, sets) in shapes.items():
             for name, texts in zip(names, zip(*sets, strict=True), strict=True):
-                numbers = known[column[name]]
+                numbers = value_numbers[column[name]]
                 for text in dict.fromkeys(texts):
                     numbers.setdefault(text, len(numbers) + 1)
                 codes[rows, column[name]] = list(map(numbers.__getitem__, texts))
-        return cls(every, [list(values) for values in known], codes)
+        return cls(every, [list(values) for values in value_numbers], codes)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -225,16 +225,16 @@ class LabelTable:
     def take(self, rows: npt.NDArray[np.intp]) -> LabelTable:
         """Return the table of some series, without the values and names that none of them has."""
         names: list[str] = []
-        kept: list[list[str]] = []
+        value_lists: list[list[str]] = []
         columns: list[U32] = []
         for index, (name, values) in enumerate(zip(self.names, self.values, strict=True)):
             used, column = np.unique(self.codes[rows, index], return_inverse=True)
             if len(used) and used[-1]:
                 names.append(name)
-                kept.append([values[code - 1] for code in used.tolist() if code])
+                value_lists.append([values[code - 1] for code in used.tolist() if code])
                 columns.append((column.reshape(-1) + (used[0] > 0)).astype(np.uint32))
         codes = np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0), np.uint32)
-        return LabelTable(names, kept, codes)
+        return LabelTable(names, value_lists, codes)
 
     # -- bytes
 
@@ -368,10 +368,10 @@ def check_table(table: LabelTable) -> None:
 def _are_distinct(codes: U32, sizes: Sequence[int]) -> bool:
     """Return whether no two rows of codes are the same; `sizes` says how many codes each column has at most."""
     keys, size = np.zeros(len(codes), np.uint64), 1
-    for place, more in enumerate(sizes):
+    for column, more in enumerate(sizes):
         if size * more >= 1 << 63:
             keys = np.unique(keys, return_inverse=True)[1].reshape(-1).astype(np.uint64)
             size = len(codes)
-        keys = keys * np.uint64(more) + codes[:, place]
+        keys = keys * np.uint64(more) + codes[:, column]
         size *= more
     return len(np.unique(keys)) == len(codes)

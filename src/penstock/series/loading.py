@@ -40,7 +40,7 @@ class SampleLoader:
         self._options = decode_series_options(info.options)
         self._context = context
         self._partitions = partitions_of(info)
-        self._held = [SeriesSection() for _ in self._partitions]
+        self._sections = [SeriesSection() for _ in self._partitions]
         self._bytes = [0] * len(self._partitions)
         self._done: list[PreparedRows] = []
 
@@ -54,7 +54,7 @@ class SampleLoader:
                 if block is not None:
                     self._check_times(block)
                     self._add(block)
-        for shard, section in enumerate(self._held):
+        for shard, section in enumerate(self._sections):
             if section.log and self._bytes[shard] <= INLINE_BYTES_MAX and not self._has_files(shard):
                 payload = compressed(encode_section(section))
                 self._done.append(PreparedRows(self._partitions[shard], payload, rows=_samples(section)))
@@ -74,7 +74,7 @@ class SampleLoader:
 
     def _add(self, block: SampleBlock) -> None:
         for shard, part in split_block(block, len(self._partitions)):
-            self._held[shard].log.append(part)
+            self._sections[shard].log.append(part)
             self._bytes[shard] += SAMPLE_BYTES * len(part) + len(part.series.encode())
             if self._bytes[shard] >= FILE_BYTES:
                 self._write(shard)
@@ -87,18 +87,18 @@ class SampleLoader:
         shards = {partition: shard for shard, partition in enumerate(self._partitions)}
         for load in loads:
             shard = shards[load.partition]
-            self._held[shard].update(decode_section(load.payload))
+            self._sections[shard].update(decode_section(load.payload))
             self._bytes[shard] += SAMPLE_BYTES * load.rows
             if self._bytes[shard] >= FILE_BYTES:
                 self._write(shard)
-        for shard, section in enumerate(self._held):
+        for shard, section in enumerate(self._sections):
             if section.log:
                 self._write(shard)
         return self._done
 
     def _write(self, shard: int) -> None:
-        section, partition = self._held[shard], self._partitions[shard]
-        self._held[shard], self._bytes[shard] = SeriesSection(), 0
+        section, partition = self._sections[shard], self._partitions[shard]
+        self._sections[shard], self._bytes[shard] = SeriesSection(), 0
         self._done.append(self._file(partition, compressed(encode_section(section)), _samples(section)))
 
     def _file(self, partition: PartitionId, payload: bytes, rows: int) -> PreparedRows:

@@ -194,9 +194,9 @@ class SeriesMachine(TreeMachine):
         for admission in admissions:
             self.withdraw(admission)
 
-    def known(self, bucket: int, series: LabelTable) -> Any:
+    def series_exist(self, bucket: int, series: LabelTable) -> Any:
         """Return, for each series, whether it has samples in the bucket."""
-        return self._ids.known(bucket, series, self.tree.view)
+        return self._ids.series_exist(bucket, series, self.tree.view)
 
     def series_count(self, bucket: int, metric: str | None = None) -> int:
         """Return the number of series in a bucket that have samples, or of one metric in it.

@@ -99,22 +99,22 @@ class SeriesMemtable(Memtable):
 
     def contents(self, bucket: int) -> Contents:
         """Return the samples of a bucket, sorted and distinct, and the deletes of older ones. Requires: frozen."""
-        known = self._sorted.get(bucket)
-        if known is None:
+        contents = self._sorted.get(bucket)
+        if contents is None:
             grouped = self._groups()
             floor = self.deleted_below(prefix(bucket, SAMPLES))
             parts = [part for part in grouped.get(bucket, ()) if part.lsn >= floor]
-            known = fold_columns((part.samples, part.deleted) for part in parts)
-            self._sorted[bucket] = known
+            contents = fold_columns((part.samples, part.deleted) for part in parts)
+            self._sorted[bucket] = contents
             if bucket in grouped:  # the sorted columns replace what they were made from
-                grouped[bucket] = [SamplePart(self.lsn_last, bucket, *known)]
-        return known
+                grouped[bucket] = [SamplePart(self.lsn_last, bucket, *contents)]
+        return contents
 
     def to_flush(self, files: Readable) -> Memtable:
         rows: dict[bytes, Row] = {}
         for bucket in self.buckets():
             trimmed = self.deleted_below(prefix(bucket, SAMPLES)) > 0  # what files have of it is deleted
             for group, contents in by_group(*self.contents(bucket)):
-                found = group_rows(None if trimmed else files, bucket, group, contents)
-                rows.update({key: (kind, value, self.lsn_last, NEVER) for key, kind, value in found})
+                slice_rows = group_rows(None if trimmed else files, bucket, group, contents)
+                rows.update({key: (kind, value, self.lsn_last, NEVER) for key, kind, value in slice_rows})
         return self.with_rows(rows)

@@ -52,8 +52,8 @@ def fold_columns(parts: Iterable[Contents]) -> Contents:
             samples = [without(sorted_distinct(concat(samples)), deleted)]
             deletes.append(deleted)
         samples.append(some)
-    gone = union(deletes) if deletes else NO_TOMBSTONES
-    return sorted_distinct(concat([some for some in samples if len(some)])), gone
+    tombstones = union(deletes) if deletes else NO_TOMBSTONES
+    return sorted_distinct(concat([some for some in samples if len(some)])), tombstones
 
 
 def encode_ids(ids: BitMap) -> bytes:

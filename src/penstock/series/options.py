@@ -86,7 +86,7 @@ class SeriesOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return (times // self.bucket_us + BUCKET_ZERO).astype(np.uint32)
 
     def by_bucket(self, times: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-        """Yield each bucket of some times, at least one, ascending, and the places of its times, ascending."""
+        """Yield each bucket of some times, at least one, ascending, and the positions of its times, ascending."""
         buckets = self.buckets(times)
         order = np.argsort(buckets, kind="stable")
         numbers, starts = np.unique(buckets[order], return_index=True)

@@ -1,7 +1,6 @@
 """PromQL over a series table: samples come through the query `runs`, and are evaluated where the caller is.
 
-So the owner's interpreter only reads; what an expression costs is paid by the process that asked. Imported with the
-first query.
+So the owner's interpreter only reads, and the calling process pays for the evaluation. Imported with the first query.
 
 Thread: the reader's.
 """
@@ -116,11 +115,11 @@ class TableSource:
             budget.check()
             budget.add_samples(batch.num_rows)
             series = batch.column(0)
-            places = np.flatnonzero(series.is_valid().to_numpy(zero_copy_only=False))
-            for place, label_set in zip(places.tolist(), series.drop_null().to_pylist(), strict=True):
+            positions = np.flatnonzero(series.is_valid().to_numpy(zero_copy_only=False))
+            for position, label_set in zip(positions.tolist(), series.drop_null().to_pylist(), strict=True):
                 if not labels or labels[-1] != label_set:  # else a batch that goes on with the same series
                     labels.append(label_set)
-                    starts.append(count + place)
+                    starts.append(count + position)
             budget.check_series(len(labels))
             times.append(batch.column(1).to_numpy())
             values.append(batch.column(2).to_numpy())
@@ -146,26 +145,26 @@ class MatrixCache:
         threads.after_fork(self, MatrixCache._start)  # another thread may have held the lock
 
     def _start(self) -> None:
-        self._known: OrderedDict[tuple[bytes, ...], LabelMatrix] = OrderedDict()  # guarded by _lock; last used last
+        self._matrices: OrderedDict[tuple[bytes, ...], LabelMatrix] = OrderedDict()  # guarded by _lock; last used last
         self._bytes = 0  # guarded by _lock
         self._lock = threads.lock("series.matrices")
 
     def matrix(self, labels: tuple[bytes, ...]) -> LabelMatrix:
         """Return the matrix of label sets, which are canonical bytes."""
         with self._lock:
-            known = self._known.get(labels)
-            if known is not None:
-                self._known.move_to_end(labels)
-                return known
-        matrix = LabelMatrix.of([decode_labels(some) for some in labels])
+            entry = self._matrices.get(labels)
+            if entry is not None:
+                self._matrices.move_to_end(labels)
+                return entry
+        matrix = LabelMatrix.of([decode_labels(label_set) for label_set in labels])
         with self._lock:
-            if labels not in self._known:
-                self._known[labels] = matrix
+            if labels not in self._matrices:
+                self._matrices[labels] = matrix
                 self._bytes += _size(labels)
             if self._bytes > self._bytes_max:
-                self._bytes = sum(map(_size, self._known))  # an interrupt may have miscounted
+                self._bytes = sum(map(_size, self._matrices))  # an interrupt may have miscounted
                 while self._bytes > self._bytes_max * 7 // 8:
-                    self._bytes -= _size(self._known.popitem(last=False)[0])
+                    self._bytes -= _size(self._matrices.popitem(last=False)[0])
         return matrix
 
 

@@ -148,7 +148,7 @@ class SelectedSeries:
         self._steps = steps
         self._start, self._end = start, end
         self._buckets: list[tuple[int, Any, npt.NDArray[np.intp]]] = []  # number, ids, the row of each id
-        known: dict[bytes, int] = {}
+        row_of: dict[bytes, int] = {}
         matched = shard.match(matchers, start, end, context.check) if start < end else []
         for bucket, ids in matched:
             context.check()
@@ -157,10 +157,12 @@ class SelectedSeries:
                 self.labels = labels
                 rows = np.arange(len(ids))
             else:
-                rows = np.fromiter((known.setdefault(some, len(known)) for some in labels), np.intp, len(labels))
+                rows = np.fromiter(
+                    (row_of.setdefault(label_set, len(row_of)) for label_set in labels), np.intp, len(labels)
+                )
             self._buckets.append((bucket, ids, rows))
         if len(matched) != 1:
-            self.labels = list(known)
+            self.labels = list(row_of)
 
     def slices(self, context: QueryContext) -> Iterator[Slice]:
         """Yield all samples; those of one series follow each other."""
@@ -172,9 +174,9 @@ class SelectedSeries:
         while low < len(self.labels):
             high = min(low + size, len(self.labels))
             count = 0
-            for some in self._joined(low, high, context):
-                count += len(some.times)
-                yield some
+            for samples in self._joined(low, high, context):
+                count += len(samples.times)
+                yield samples
             # The next slice has about SLICE_SAMPLES samples, if its series are like these.
             size = min(8 * size, max(1, SLICE_SAMPLES * (high - low) // max(1, count)))
             low = high
@@ -184,12 +186,12 @@ class SelectedSeries:
         parts: list[Slice] = []
         count = 0
         for bucket, ids, rows in self._buckets:
-            wanted = np.flatnonzero((rows >= low) & (rows < high))
-            if not len(wanted):
+            positions = np.flatnonzero((rows >= low) & (rows < high))
+            if not len(positions):
                 continue
-            for some in self._read(bucket, ids[wanted], rows[wanted], context):
-                parts.append(some)
-                count += len(some.times)
+            for part in self._read(bucket, ids[positions], rows[positions], context):
+                parts.append(part)
+                count += len(part.times)
                 if high - low == 1 and count >= JOINED_SAMPLES:
                     yield _in_order(parts)  # buckets ascend in time: nothing that comes belongs before
                     parts, count = [], 0
@@ -198,10 +200,10 @@ class SelectedSeries:
 
     def _read(self, bucket: int, ids: Any, rows: npt.NDArray[np.intp], context: QueryContext) -> Iterator[Slice]:
         context.check()
-        for found, times, bits in self._shard.read(bucket, ids, self._start, self._end, self._steps):
+        for sample_ids, times, bits in self._shard.read(bucket, ids, self._start, self._end, self._steps):
             context.check()
             if len(times):
-                yield Slice(rows[places_of(ids, found)], times, bits)
+                yield Slice(rows[positions_of(ids, sample_ids)], times, bits)
 
 
 def _in_order(parts: Sequence[Slice]) -> Slice:
@@ -214,14 +216,14 @@ def _in_order(parts: Sequence[Slice]) -> Slice:
     return Slice(rows[order], times, bits)
 
 
-def places_of(ids: U32, found: U32) -> npt.NDArray[np.intp]:
-    """Return where each of `found` stands among ascending ids, which hold all of them."""
+def positions_of(ids: U32, sample_ids: U32) -> npt.NDArray[np.intp]:
+    """Return the position of each of `sample_ids` among ascending ids, which hold all of them."""
     if int(ids[-1]) - int(ids[0]) + 1 == len(ids):
-        return found.astype(np.intp) - int(ids[0])
-    if not len(found):
+        return sample_ids.astype(np.intp) - int(ids[0])
+    if not len(sample_ids):
         return np.zeros(0, np.intp)
-    starts = np.flatnonzero(np.append(True, found[1:] != found[:-1]))  # samples of one series follow each other
-    return np.repeat(np.searchsorted(ids, found[starts]), np.diff(starts, append=len(found)))
+    starts = np.flatnonzero(np.append(True, sample_ids[1:] != sample_ids[:-1]))  # of one series: side by side
+    return np.repeat(np.searchsorted(ids, sample_ids[starts]), np.diff(starts, append=len(sample_ids)))
 
 
 def _select(
@@ -230,8 +232,8 @@ def _select(
     for shard in shards:
         selected = SelectedSeries(shard, matchers, query.start, query.end, context)
         labels = LabelColumns(selected.labels)
-        for some in selected.slices(context):
-            yield from sample_batches(labels, some.rows, some.times, some.bits)
+        for samples in selected.slices(context):
+            yield from sample_batches(labels, samples.rows, samples.times, samples.bits)
 
 
 def _runs(
@@ -240,8 +242,8 @@ def _runs(
     steps = SampleSteps(query.steps_from, query.step) if query.step else None
     for shard in shards:
         selected = SelectedSeries(shard, matchers, query.start, query.end, context, steps=steps)
-        for some in selected.slices(context):
-            yield run_batch(selected.labels, some.rows, some.times, some.bits)
+        for samples in selected.slices(context):
+            yield run_batch(selected.labels, samples.rows, samples.times, samples.bits)
 
 
 def scan_samples(shard: SeriesShard, start: int, end: int, columns: Collection[str] | None = None) -> Iterator[Any]:
@@ -249,9 +251,9 @@ def scan_samples(shard: SeriesShard, start: int, end: int, columns: Collection[s
     schema = SAMPLES if columns is None else pa.schema([field for field in SAMPLES if field.name in columns])
     for bucket, ids in shard.match((), start, end) if start < end else ():
         labels = LabelColumns(shard.labels_of(bucket, ids))
-        for found, times, bits in shard.read(bucket, ids, start, end):
+        for sample_ids, times, bits in shard.read(bucket, ids, start, end):
             if len(times):
-                yield from sample_batches(labels, places_of(ids, found), times, bits, schema)
+                yield from sample_batches(labels, positions_of(ids, sample_ids), times, bits, schema)
 
 
 # -- labels
@@ -291,13 +293,13 @@ def _label_values(
 def _metadata(
     query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
 ) -> Iterator[Any]:
-    found: dict[str, MetricMetadata] = {}
+    by_metric: dict[str, MetricMetadata] = {}
     for shard in shards:
         context.check()
         for metadata in shard.metadata():
             if query.name in ("", metadata.metric):
-                found[metadata.metric] = metadata
-    rows = [found[metric] for metric in sorted(found)]
+                by_metric[metadata.metric] = metadata
+    rows = [by_metric[metric] for metric in sorted(by_metric)]
     columns = [[getattr(row, name) for row in rows] for name in METADATA.names]
     yield pa.record_batch([pa.array(column, pa.string()) for column in columns], schema=METADATA)
 
@@ -317,8 +319,8 @@ def _cardinality(
         metrics[metric] = max(count, metrics.get(metric, 0))
     labels: dict[str, int] = {}
     for name in names:
-        found = (shard.label_values(name, (), query.start, query.end, context.check) for shard in shards)
-        labels[name] = len(set().union(*found))
+        value_sets = (shard.label_values(name, (), query.start, query.end, context.check) for shard in shards)
+        labels[name] = len(set().union(*value_sets))
     rows = [("metric", *item) for item in _most(metrics)] + [("label", *item) for item in _most(labels)]
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, CARDINALITY, strict=True)]
@@ -329,15 +331,15 @@ def _statistics(
     query: SeriesQuery, matchers: Sequence[Matcher], shards: Sequence[SeriesShard], context: QueryContext
 ) -> Iterator[Any]:
     by_bucket: Counter[int] = Counter()
-    found: list[dict[str, int]] = []
+    by_shard: list[dict[str, int]] = []
     for shard in shards:
         context.check()
         for bucket, _, count in shard.metric_counts(query.start, query.end, context.check):
             by_bucket[bucket] += count
-        found.append(shard.statistics())
-    numbers = {name: sum(each[name] for each in found) for name in ("memory_bytes", "files", "file_bytes")}
+        by_shard.append(shard.statistics())
+    numbers = {name: sum(each[name] for each in by_shard) for name in ("memory_bytes", "files", "file_bytes")}
     numbers |= {"shards": len(shards), "buckets": len(by_bucket), "series": max(by_bucket.values(), default=0)}
-    numbers["runs_max"] = max((each["runs"] for each in found), default=0)
+    numbers["runs_max"] = max((each["runs"] for each in by_shard), default=0)
     yield pa.record_batch([pa.array([numbers[name]], pa.int64()) for name in STATISTICS.names], schema=STATISTICS)
 
 

@@ -307,9 +307,9 @@ class SeriesReader(ReadableTable):
         limit = None if top is None else whole(top, "top", 1)
         batches = self._query("cardinality", _query("{}", start, end), timeout_s)
         rows = [row for batch in batches for row in batch.to_pylist()]
-        found = {of: {row["name"]: row["count"] for row in rows if row["of"] == of} for of in ("metric", "label")}
-        metrics, labels = (dict(list(found[of].items())[:limit]) for of in ("metric", "label"))
-        return Cardinality(sum(found["metric"].values()), metrics, labels)
+        counts = {of: {row["name"]: row["count"] for row in rows if row["of"] == of} for of in ("metric", "label")}
+        metrics, labels = (dict(list(counts[of].items())[:limit]) for of in ("metric", "label"))
+        return Cardinality(sum(counts["metric"].values()), metrics, labels)
 
     def statistics(self) -> SeriesStatistics:
         """Return how many buckets and series there are, and the bytes in memory and in files.

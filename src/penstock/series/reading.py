@@ -89,13 +89,13 @@ class SeriesState(ShardSnapshot):
     def match(
         self, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked
     ) -> list[tuple[int, U32]]:
-        found: list[tuple[int, U32]] = []
+        matches: list[tuple[int, U32]] = []
         for bucket in self._buckets(start, end):
             check()
             ids = index.match(self._view, bucket, matchers, check)
             if ids:
-                found.append((bucket, np.array(ids, np.uint32)))
-        return found
+                matches.append((bucket, np.array(ids, np.uint32)))
+        return matches
 
     def labels_of(self, bucket: int, ids: U32) -> list[bytes]:
         self.snapshot.check_open()
@@ -111,23 +111,23 @@ class SeriesState(ShardSnapshot):
     def label_values(
         self, name: str, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked
     ) -> Iterable[str]:
-        found: set[str] = set()
+        values: set[str] = set()
         for bucket in self._buckets(start, end):
             check()
             ids = index.match(self._view, bucket, matchers, check) if matchers else None
-            found.update(index.label_values(self._view, bucket, name, ids, check))
-        return found
+            values.update(index.label_values(self._view, bucket, name, ids, check))
+        return values
 
     def label_codes(
         self, bucket: int, name: str, ids: U32, check: Check = unchecked
     ) -> tuple[list[str], npt.NDArray[np.int64]]:
         self.snapshot.check_open()
         values, codes = [""], np.zeros(len(ids), np.int64)
-        wanted = BitMap(ids)
+        requested = BitMap(ids)
         for value, members in index.values(self._view, bucket, name, check=check):
-            found = members & wanted
-            if found:
-                codes[np.searchsorted(ids, np.array(found, np.uint32))] = len(values)
+            matches = members & requested
+            if matches:
+                codes[np.searchsorted(ids, np.array(matches, np.uint32))] = len(values)
                 values.append(value)
         return values, codes
 
@@ -215,12 +215,12 @@ class SeriesState(ShardSnapshot):
 
     def _slices(self, bucket: int, group: int, start: int, end: int) -> list[_Slice]:
         """Return the slices of a group that overlap a range of time."""
-        found: list[_Slice] = []
+        slices: list[_Slice] = []
         for first, low, high in slices_between(slice_starts(self._view, bucket, group), start, end):
             stored = self._view.live_values(samples_key(bucket, group, first), BLOCKS.row)
             blocks = [value if isinstance(value, Block) else Block(value) for value in reversed(stored)]
-            found.append(_Slice(low, high, blocks))
-        return found
+            slices.append(_Slice(low, high, blocks))
+        return slices
 
     def _memory(self, bucket: int) -> list[Contents]:
         """Return what memtables hold of a bucket, oldest first."""
@@ -373,12 +373,12 @@ def _from_memory(contents: Contents, ids: U32, start: int, end: int) -> Contents
     samples, deleted = contents
     low, high = np.searchsorted(samples.ids, (ids[0], ids[-1] + np.uint32(1)))
     some = Samples(samples.ids[low:high], samples.times[low:high], samples.bits[low:high])
-    wanted = (some.times >= start) & (some.times < end)
+    inside = (some.times >= start) & (some.times < end)
     if len(ids) != int(ids[-1]) - int(ids[0]) + 1:
-        wanted &= ids[np.minimum(np.searchsorted(ids, some.ids), len(ids) - 1)] == some.ids
+        inside &= ids[np.minimum(np.searchsorted(ids, some.ids), len(ids) - 1)] == some.ids
     first, last = np.searchsorted(deleted.ids, (ids[0], ids[-1] + np.uint32(1)))
-    gone = Tombstones(deleted.ids[first:last], deleted.starts[first:last], deleted.ends[first:last])
-    return (some if wanted.all() else some.take(wanted)), gone
+    tombstones = Tombstones(deleted.ids[first:last], deleted.starts[first:last], deleted.ends[first:last])
+    return (some if inside.all() else some.take(inside)), tombstones
 
 
 def _columns(samples: Samples) -> Iterator[SampleColumns]:

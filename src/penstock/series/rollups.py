@@ -155,7 +155,7 @@ class _Due(msgspec.Struct, frozen=True):
 
     @property
     def hours_max(self) -> int:
-        """Of the next job."""
+        """The most hours that the next job computes."""
         return min(HOURS_MAX, max(1, JOB_RESULTS * self.step_s // (HOUR_S * self.series)))
 
     @property
@@ -331,16 +331,16 @@ def rolled(state: SeriesState, start: int, end: int, step_us: int, stop: StopSig
     totals = Totals((*ROLLED[:4], "time", "last"))
     of_row = np.arange(len(selected.labels))
     for some in selected.slices(working):
-        kept = without_stale(some)
-        if len(kept.times):
-            totals.add(of_row, kept, kept.times // step_us, kept.bits.view(np.float64))
+        samples = without_stale(some)
+        if len(samples.times):
+            totals.add(of_row, samples, samples.times // step_us, samples.bits.view(np.float64))
     rows, steps, columns = totals.columns()
     if not len(rows):
         return None
     del columns[4]  # the times of the last samples
-    series, places = np.unique(rows, return_inverse=True)
+    series, series_index = np.unique(rows, return_inverse=True)
     table = LabelTable.of([_named(selected.labels[row], name) for row in series.tolist() for name in ROLLED])
-    index = (places.reshape(-1) * len(ROLLED))[:, None] + np.arange(len(ROLLED))
+    index = (series_index.reshape(-1) * len(ROLLED))[:, None] + np.arange(len(ROLLED))
     values = np.stack([column.astype(np.float64) for column in columns], axis=1)
     times = np.maximum(np.repeat(steps * step_us, len(ROLLED)), TIME_MIN)
     return SampleBlock(table, index.reshape(-1).astype(np.uint32), times, values.reshape(-1).view(np.uint64))

@@ -41,17 +41,17 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class SampleSteps:
-    """Times `start`, `start + step`, ...: of each series only the last sample at or before each of them is wanted."""
+    """Times `start`, `start + step`, ...: of each series only the last sample at or before each of them counts."""
 
     start: int
     step: int
 
     def last(self, times: I64) -> I64:
-        """Return the places of such samples among the ascending times of one series."""
+        """Return the positions of such samples among the ascending times of one series."""
         return np.flatnonzero(np.append(self._changes(times), True)) if len(times) else np.zeros(0, np.int64)
 
-    def wanted(self, times: I64, low: int, high: int) -> Any:
-        """Return such samples of one series between two places: as a slice, or as places."""
+    def last_between(self, times: I64, low: int, high: int) -> Any:
+        """Return the positions of such samples of one series between two positions, as a slice or an array."""
         if low < high and times[high - 1] <= self.start:  # an instant has no step before its only one
             return slice(high - 1, high)
         return low + self.last(times[low:high])
@@ -130,23 +130,23 @@ def _order_of_ids(ids: U32) -> I64:
 
 def without(samples: Samples, deleted: Tombstones) -> Samples:
     """Return the samples that no tombstone deletes."""
-    kept = ~deleted_by(samples, deleted)
-    return samples if kept.all() else samples.take(kept)
+    keep = ~deleted_by(samples, deleted)
+    return samples if keep.all() else samples.take(keep)
 
 
 def deleted_by(samples: Samples, deleted: Tombstones) -> Flags:
     """Return, for each sample, whether a tombstone deletes it."""
-    gone = np.zeros(len(samples), np.bool_)
+    is_deleted = np.zeros(len(samples), np.bool_)
     while len(deleted) and len(samples):  # the first tombstone of every series, then the second, ...
         numbers, first = np.unique(deleted.ids, return_index=True)
         at = np.minimum(np.searchsorted(numbers, samples.ids), len(numbers) - 1)
         mine = first[at]
         inside = (samples.times >= deleted.starts[mine]) & (samples.times < deleted.ends[mine])
-        gone |= inside & (numbers[at] == samples.ids)
+        is_deleted |= inside & (numbers[at] == samples.ids)
         others = np.ones(len(deleted), np.bool_)
         others[first] = False
         deleted = Tombstones(deleted.ids[others], deleted.starts[others], deleted.ends[others])
-    return gone
+    return is_deleted
 
 
 def union(parts: Sequence[Tombstones]) -> Tombstones:

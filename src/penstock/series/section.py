@@ -30,7 +30,7 @@ from penstock.series.labels import U32, U64, Labels, LabelTable, fingerprint_of
 from penstock.series.options import TIME_MAX, TIME_MIN
 from penstock.series.samples import I64
 
-SAMPLE_BYTES = 200  # memory of a sample that was written alone: a tuple, an int, a float and a place in a list
+SAMPLE_BYTES = 200  # memory of a sample that was written alone: a tuple, an int, a float and a slot in a list
 CODES_MAX = 1 << 21  # series x names in the label table of samples that were written alone
 STALE_BITS = 0x7FF0_0000_0000_0002  # Prometheus' staleness marker, a NaN
 
@@ -83,13 +83,16 @@ def split_block(block: SampleBlock, shards: int) -> Iterator[tuple[int, SampleBl
         shard_of[rows] = shard
     of_sample = shard_of[block.index]
     for shard, (series, _) in enumerate(parts):
-        places = np.flatnonzero(of_sample == shard)
-        if len(places):
-            yield shard, SampleBlock(series, rows_new[block.index[places]], block.times[places], block.bits[places])
+        positions = np.flatnonzero(of_sample == shard)
+        if len(positions):
+            yield (
+                shard,
+                SampleBlock(series, rows_new[block.index[positions]], block.times[positions], block.bits[positions]),
+            )
 
 
 class MetricMetadata(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is known about a metric.
+    """Type, unit and help of a metric.
 
     >>> metrics = store.series("metrics")
     >>> epoch = metrics.set_metadata("cpu", type="gauge", unit="ratio")
@@ -160,15 +163,15 @@ def _parts(log: list[Part | tuple[SeriesKey, int, float]]) -> list[Part]:
 class _LastBlock:
     """The series of the last block of single samples: scrapes repeat the same series in the same order."""
 
-    made: tuple[list[SeriesKey], dict[SeriesKey, int], LabelTable] | None = None  # replaced whole
+    series: tuple[list[SeriesKey], dict[SeriesKey, int], LabelTable] | None = None  # replaced whole
 
 
 def _blocks(alone: list[tuple[SeriesKey, int, float]]) -> Iterator[SampleBlock]:
     """Yield blocks of single samples: one, or several if they have very many names of labels."""
     keys, times, values = zip(*alone, strict=True)
     distinct = list(dict.fromkeys(keys))
-    made = _LastBlock.made
-    if made is None or made[0] != distinct:
+    series = _LastBlock.series
+    if series is None or series[0] != distinct:
         # Two keys may have the same labels: each table object makes its own.
         first = {labels: row for row, labels in enumerate(dict.fromkeys(key.labels for key in distinct))}
         if len(first) > 1 and len(first) * len({name for labels in first for name, _ in labels}) > CODES_MAX:
@@ -176,9 +179,9 @@ def _blocks(alone: list[tuple[SeriesKey, int, float]]) -> Iterator[SampleBlock]:
             yield from _blocks(alone[:half])
             yield from _blocks(alone[half:])
             return
-        made = distinct, {key: first[key.labels] for key in distinct}, LabelTable.of(list(first))
-        _LastBlock.made = made
-    _, rows, table = made
+        series = distinct, {key: first[key.labels] for key in distinct}, LabelTable.of(list(first))
+        _LastBlock.series = series
+    _, rows, table = series
     index = np.fromiter(map(rows.__getitem__, keys), np.uint32, len(keys))
     yield SampleBlock(table, index, np.array(times, np.int64), np.array(values, np.float64).view(np.uint64))
 

@@ -246,10 +246,10 @@ class _Parser:
         return "".join(parts)
 
     def _escape(self) -> str:
-        found = _ESCAPE.match(self._text, self._at)
-        if found is None:
+        escape = _ESCAPE.match(self._text, self._at)
+        if escape is None:
             self._refuse("an escape such as \\n, \\\\ or \\u00e9")
-        simple, *codes = found.groups()
+        simple, *codes = escape.groups()
         if simple:
             character = _SIMPLE.get(simple, simple)
         else:
@@ -259,7 +259,7 @@ class _Parser:
             if number > 0x10FFFF or 0xD800 <= number < 0xE000 or (byte_sized and number > 0x7F):
                 self._refuse("the number of a character: write others as they are")
             character = chr(number)
-        self._at = found.end()
+        self._at = escape.end()
         return character
 
     def _skip_space(self) -> None:
@@ -270,6 +270,6 @@ class _Parser:
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
-    def _refuse(self, wanted: str) -> NoReturn:
-        found = f"character {self._at + 1}" if self._at < len(self._text) else "the end"
-        raise Invalid(f"the selector {in_short(self._text)} is wrong at {found}: expected {wanted}")
+    def _refuse(self, expected: str) -> NoReturn:
+        position = f"character {self._at + 1}" if self._at < len(self._text) else "the end"
+        raise Invalid(f"the selector {in_short(self._text)} is wrong at {position}: expected {expected}")

@@ -63,7 +63,7 @@ class SeriesShard(ShardSnapshot, Protocol):
         """Return the distinct values of one label of matching series, in any order."""
 
     def label_codes(self, bucket: int, name: str, ids: U32, check: Check = unchecked) -> tuple[list[str], I64]:
-        """Return values of a label, the first of which is "", and for each id the place of its value there."""
+        """Return values of a label, the first of which is "", and for each id the position of its value among them."""
 
     def metadata(self) -> Iterable[MetricMetadata]:
         """Return what was written about metrics, each once."""
@@ -80,7 +80,7 @@ class SeriesLimits(Protocol):
 
     admitted: AdmittedSeries
 
-    def known(self, bucket: int, series: LabelTable) -> Any:
+    def series_exist(self, bucket: int, series: LabelTable) -> Any:
         """Return, for each series, whether it has samples in the bucket: an array of bool."""
 
     def series_count(self, bucket: int, metric: str | None = None) -> int:

@@ -39,8 +39,8 @@ def by_group(samples: Samples, deleted: Tombstones) -> Iterator[tuple[int, Conte
         low, high = samples_at.get(group, (0, 0))
         first, last = deletes_at.get(group, (0, 0))
         some = Samples(samples.ids[low:high], samples.times[low:high], samples.bits[low:high])
-        gone = Tombstones(deleted.ids[first:last], deleted.starts[first:last], deleted.ends[first:last])
-        yield group, (some, gone)
+        tombstones = Tombstones(deleted.ids[first:last], deleted.starts[first:last], deleted.ends[first:last])
+        yield group, (some, tombstones)
 
 
 def _borders(ids: U32) -> dict[int, tuple[int, int]]:
@@ -93,10 +93,10 @@ def group_rows(files: Readable | None, bucket: int, group: int, contents: Conten
 def _clipped(contents: Contents, start: int, end: int) -> Contents:
     samples, deleted = contents
     inside = (deleted.starts < end) & (deleted.ends > start)
-    gone = Tombstones(
+    tombstones = Tombstones(
         deleted.ids[inside], np.maximum(deleted.starts[inside], start), np.minimum(deleted.ends[inside], end)
     )
-    return samples.take((samples.times >= start) & (samples.times < end)), gone
+    return samples.take((samples.times >= start) & (samples.times < end)), tombstones
 
 
 def _divided(stored: list[bytes], added: Contents, first: int, size: int) -> list[tuple[int, Samples]]:

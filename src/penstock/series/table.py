@@ -216,16 +216,16 @@ class SeriesTable(SeriesReader, WritableTable):
 
         >>> metrics.alter(retention_s=30 * 86_400)
         """
-        given = {
+        arguments = {
             "window_s": window_s,
             "future_s": future_s,
             "retention_s": retention_s,
             "series_max": series_max,
             "metric_series_max": metric_series_max,
         }
-        changes = {name: value for name, value in given.items() if value is not ...}
+        changes = {name: value for name, value in arguments.items() if value is not ...}
         if not changes:
-            raise Invalid(f"alter what? Give one of {', '.join(given)}")
+            raise Invalid(f"alter what? Give one of {', '.join(arguments)}")
         for _ in range(ALTERS_MAX):
             info = self._latest()
             options = encode_series_options(check_series_options(msgspec.structs.replace(self._options, **changes)))

@@ -21,11 +21,11 @@ _KEY = struct.Struct(">Q")
 _ZERO = 1 << 63
 
 
-def moment_us(time: Any, what: str = "a time") -> int:
+def moment_us(time: Any, name: str = "a time") -> int:
     """Return a time in microseconds, given as such a number since 1970, or as a datetime (numpy's are UTC)."""
     if isinstance(time, np.datetime64):
         return int(moments_us(np.array([time]))[0])
-    return microseconds(time, what)
+    return microseconds(time, name)
 
 
 def moments_us(column: npt.NDArray[np.datetime64]) -> npt.NDArray[np.int64]:

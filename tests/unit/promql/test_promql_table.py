@@ -184,5 +184,5 @@ def test_label_matrices_are_kept_within_a_bound() -> None:
         matrix = cache.matrix(labels)
         assert [encode_labels(sorted(label_set.items())) for label_set in matrix.label_sets()] == list(labels)
         assert cache.matrix(labels) is matrix
-        assert sum(map(promql_source._size, cache._known)) == cache._bytes <= 20_000
+        assert sum(map(promql_source._size, cache._matrices)) == cache._bytes <= 20_000
     assert cache.matrix(()).label_sets() == []
