@@ -27,10 +27,10 @@ def main(path: str, *, early: bool) -> None:
     manifest = Manifest.open(path, ManifestSettings(map_bytes=1 << 20))
     jobs = JobQueue(manifest, random=random.Random(1))
     recover(manifest, jobs)
-    told = threading.Lock()
+    output_lock = threading.Lock()
 
     def tell(*words: object) -> None:
-        with told:
+        with output_lock:
             sys.stdout.write(" ".join(map(str, words)) + "\n")
             sys.stdout.flush()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from place_scenario import PlaceScenario
-from series_place import SeriesModel, SeriesPlace, block, labels, select
+from series_under_test import SeriesModel, SeriesUnderTest, block, labels, select
 
 from penstock.errors import CorruptionError
 from penstock.series.blocks import Block
@@ -32,65 +32,65 @@ def record(number: int) -> list[Part]:
     return parts
 
 
-class SeriesScenario(PlaceScenario[SeriesPlace]):
+class SeriesScenario(PlaceScenario[SeriesUnderTest]):
     """Samples, deletes and trims."""
 
     records = 8
     flush_every = 2
     compact_every = 4
 
-    def make(self, disk: SimulatedDisk) -> SeriesPlace:
-        return SeriesPlace(disk, grace_s=0)
+    def make(self, disk: SimulatedDisk) -> SeriesUnderTest:
+        return SeriesUnderTest(disk, grace_s=0)
 
-    def write(self, place: SeriesPlace, history: History, number: int) -> None:
+    def write(self, shard: SeriesUnderTest, history: History, number: int) -> None:
         history.note("write", number)
-        place.write(*record(number))
+        shard.write(*record(number))
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
-        place = self.reopen(disk, history)
+        shard = self.reopen(disk, history)
         try:
-            whole(place)
-            stored = place.tree.stored
+            whole(shard)
+            stored = shard.tree.stored
             for word, *values in list(history.events):
                 if word != "write":
                     continue
                 for part in record(values[0])[1:]:
                     self.reached[f"{type(part).__name__} {'stored' if values[0] <= stored else 'replayed'}"] += 1
                 if values[0] > stored:
-                    place.apply(values[0], place.clock.time_us(), SeriesSection(*record(values[0])))
-            self.check(place, history)
-            self.write(place, history, 1 + place.tree.lsn)
-            self.store(place, history)
-            self.compact(place, history)
-            self.collect(place, history)
-            self.check(place, history)
-            whole(place)
+                    shard.apply(values[0], shard.clock.time_us(), SeriesSection(*record(values[0])))
+            self.check(shard, history)
+            self.write(shard, history, 1 + shard.tree.lsn)
+            self.store(shard, history)
+            self.compact(shard, history)
+            self.collect(shard, history)
+            self.check(shard, history)
+            whole(shard)
         finally:
-            place.close()
+            shard.close()
 
-    def check(self, place: SeriesPlace, history: History) -> None:
+    def check(self, shard: SeriesUnderTest, history: History) -> None:
         model = SeriesModel()
         for word, *values in history.events:
             if word == "write":
                 for part in record(values[0]):
                     model.add(part)
-        state = place.machine.snapshot()
+        state = shard.machine.snapshot()
         try:
-            found = select(state)
+            contents = select(state)
         except CorruptionError as error:
-            if place.disk.damaged:
+            if shard.disk.damaged:
                 raise  # the right answer to bit rot
             raise Violation(str(error)) from error  # a series without labels
         finally:
             state.close()
-        if found != model.samples:
-            wrong = {k for k in {*found, *model.samples} if found.get(k) != model.samples.get(k)}
+        if contents != model.samples:
+            wrong = {k for k in {*contents, *model.samples} if contents.get(k) != model.samples.get(k)}
             raise Violation(f"the shard answers otherwise than it was told: {sorted(wrong)[:5]}")
 
 
-def whole(place: SeriesPlace) -> None:
+def whole(shard: SeriesUnderTest) -> None:
     """Raise `Violation` if a sample of the stored rows belongs to no series."""
-    rows = dict(place.tree.scan())
+    rows = dict(shard.tree.scan())
     labelled = {(bucket_of(key), number_of(key)) for key in rows if key[4] == FORWARD}
     for key, value in rows.items():
         if key[4] == SAMPLES:

@@ -23,13 +23,13 @@ THREADS, KEPT = 8, 10
 
 
 def kill_rounds(path: str, rounds: int, seed: int, *child_arguments: str) -> int:
-    """Start the child on one file again and again, kill it, check; how many commits were told in all."""
-    chance, told = random.Random(seed), 0
+    """Start the child on one file again and again, kill it, check; how many commits were acknowledged in all."""
+    chance, acknowledged = random.Random(seed), 0
     for _ in range(rounds):
         lines = _run_and_kill(path, chance.randrange(1, 300), *child_arguments)
-        told += sum(line[0] == "commit" for line in lines)
+        acknowledged += sum(line[0] == "commit" for line in lines)
         _check(path, lines)
-    return told
+    return acknowledged
 
 
 def _run_and_kill(path: str, commits: int, *child_arguments: str) -> list[list[str]]:

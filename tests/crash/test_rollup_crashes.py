@@ -63,11 +63,11 @@ def rolled_up(samples: Samples) -> dict[tuple[str, str, int], float]:
 
 
 def rows(table: Any, selector: str) -> dict[tuple[str, str, int], float]:
-    found = table.select(selector)
-    times = found.column("time").cast("int64").to_pylist()
+    samples = table.select(selector)
+    times = samples.column("time").cast("int64").to_pylist()
     return {
         (row["metric"], dict(row["labels"])["host"], time): row["value"]
-        for row, time in zip(found.to_pylist(), times, strict=True)
+        for row, time in zip(samples.to_pylist(), times, strict=True)
     }
 
 
@@ -110,7 +110,7 @@ class RollupScenario:
                 self.check(store, history, later=later)
 
     def check(self, store: Store, history: History, *, later: bool) -> None:
-        told = max([0, *(values[0] for word, *values in history.events if word == "told")])
+        acknowledged = max([0, *(values[0] for word, *values in history.events if word == "told")])
         tried = max([0, *(values[0] for word, *values in history.events if word == "batch")])
         metrics, rolled = store.series("metrics"), store.series("rolled")
         for again in range(2):  # and once more, when everything is in files
@@ -118,10 +118,12 @@ class RollupScenario:
             if later:
                 retain(store)
             floor = T0 + 4 * HOUR if later else 0
-            found = {(host, time): value for (_, host, time), value in rows(metrics, "cpu").items()}
-            last = next((n for n in range(told, tried + 1) if found == kept(samples_after(n), floor)), None)
+            contents = {(host, time): value for (_, host, time), value in rows(metrics, "cpu").items()}
+            last = next(
+                (n for n in range(acknowledged, tried + 1) if contents == samples_since(samples_after(n), floor)), None
+            )
             if last is None:
-                raise Violation(f"the source holds {sorted(found)} after {told} to {tried} batches")
+                raise Violation(f"the source holds {sorted(contents)} after {acknowledged} to {tried} batches")
             summaries = rows(rolled, '{__name__=~"cpu:(count|sum|max)"}')
             if summaries != rolled_up(samples_after(last)):
                 wrong = set(summaries.items()) ^ set(rolled_up(samples_after(last)).items())
@@ -148,7 +150,7 @@ def opened(disk: SimulatedDisk, clock: FakeClock) -> Iterator[Store]:
             store.close()
 
 
-def kept(samples: Samples, floor: int) -> Samples:
+def samples_since(samples: Samples, floor: int) -> Samples:
     return {key: value for key, value in samples.items() if key[1] >= floor}
 
 

@@ -20,7 +20,7 @@ STEP_US = 5 * MINUTE_US
 
 def kill_rounds(root: str, rounds: int, seed: int = 3) -> None:
     chance = random.Random(seed)
-    first, told = 0, set[int]()
+    first, acknowledged = 0, set[int]()
     for _ in range(rounds):
         script = str(Path(rollup_kill_child.__file__))
         with subprocess.Popen([sys.executable, script, root, str(first)], stdout=subprocess.PIPE, text=True) as child:
@@ -31,16 +31,16 @@ def kill_rounds(root: str, rounds: int, seed: int = 3) -> None:
             child.send_signal(signal.SIGKILL)
             assert begun == "open\n"
             lines += child.stdout.read().split("\n")[:-1]
-        told.update(int(line.split()[1]) for line in lines)
-        first = check(root, told)
+        acknowledged.update(int(line.split()[1]) for line in lines)
+        first = check(root, acknowledged)
 
 
-def check(root: str, told: set[int]) -> int:
+def check(root: str, acknowledged: set[int]) -> int:
     """Every acknowledged batch is there, others whole or not at all; the rollup holds what the source holds."""
     with open_store(root, settings=SETTINGS) as store:
         create(store)
         numbers = {round(value) for value in values(store, 'cpu{host="b"}')}
-        assert told <= numbers
+        assert acknowledged <= numbers
         assert numbers == set(range(len(numbers)))
         deleted = {number - 3 for number in numbers if number % 5 == 4}
         assert sorted(values(store, 'cpu{host="a"}')) == sorted(map(float, numbers - deleted))
@@ -50,16 +50,16 @@ def check(root: str, told: set[int]) -> int:
             for number in there:
                 steps.setdefault((T0 + number * 7 * MINUTE_US) // STEP_US * STEP_US, []).append(float(number))
             for name, reduce in (("sum", sum), ("count", len), ("max", max)):
-                found = store.series("rolled").select(f'cpu:{name}{{host="{host}"}}')
-                rows = zip(found["time"].cast("int64").to_pylist(), found["value"].to_pylist(), strict=True)
+                samples = store.series("rolled").select(f'cpu:{name}{{host="{host}"}}')
+                rows = zip(samples["time"].cast("int64").to_pylist(), samples["value"].to_pylist(), strict=True)
                 assert dict(rows) == {time: reduce(some) for time, some in steps.items()}, (host, name)
         assert store.troubles() == []
         return len(numbers)
 
 
 def values(store: Store, selector: str) -> list[float]:
-    found: list[float] = store.series("metrics").select(selector)["value"].to_pylist()
-    return found
+    column: list[float] = store.series("metrics").select(selector)["value"].to_pylist()
+    return column
 
 
 def test_killed_during_rollups(tmp_path: Path) -> None:

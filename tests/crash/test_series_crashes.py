@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from series_place import Contents, SeriesPlace
 from series_scenario import SeriesScenario
+from series_under_test import Contents, SeriesUnderTest
 from shared import SomeRecoveries, stored_too_far
 from test_series_changes import changes_of, follow, in_any_order
 
@@ -113,23 +113,23 @@ def test_seeded_bug_is_caught(seed_bug: Callable[[pytest.MonkeyPatch], None]) ->
 class FedSeries(SeriesScenario):
     """A shard with a change feed: it leads to what the shard holds, and stays what a reader has seen."""
 
-    def make(self, disk: SimulatedDisk) -> SeriesPlace:
-        return SeriesPlace(disk, options=FED, grace_s=0)
+    def make(self, disk: SimulatedDisk) -> SeriesUnderTest:
+        return SeriesUnderTest(disk, options=FED, grace_s=0)
 
-    def check(self, place: SeriesPlace, history: History) -> None:
-        super().check(place, history)
-        found, rows = changes_of(place), Contents()
-        for _, changes in found:
+    def check(self, shard: SeriesUnderTest, history: History) -> None:
+        super().check(shard, history)
+        feed, rows = changes_of(shard), Contents()
+        for _, changes in feed:
             try:
                 rows = follow(rows, changes)
             except KeyError as error:
                 raise Violation(f"the feed deletes what it has not inserted: {error}") from error
-        if rows != place.select():
+        if rows != shard.select():
             raise Violation("the feed leads to other samples than the shard holds")
-        seen = [commits for word, *commits in history.events if word == "fed"]
-        if seen and in_any_order(found)[: len(seen[-1])] != seen[-1]:
+        earlier_feeds = [commits for word, *commits in history.events if word == "fed"]
+        if earlier_feeds and in_any_order(feed)[: len(earlier_feeds[-1])] != earlier_feeds[-1]:
             raise Violation("the feed was another")
-        history.note("fed", *in_any_order(found))
+        history.note("fed", *in_any_order(feed))
 
 
 def test_the_feed_of_a_series_shard_after_crashes() -> None:

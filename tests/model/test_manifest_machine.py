@@ -113,8 +113,8 @@ class Model:
         job = op.value
         if job.job_id in self.jobs:
             raise Refused
-        place = (job.db_id or 0, job.kind)
-        self.jobs[job.job_id] = {"state": "Pending", "place": place, "attempts": 0}
+        gate_key = (job.db_id or 0, job.kind)
+        self.jobs[job.job_id] = {"state": "Pending", "place": gate_key, "attempts": 0}
 
     def UpsertPendingIndex(self, op: UpsertPendingIndex) -> None:
         if op.job_id not in self.jobs or self.jobs[op.job_id]["place"] != op.key:
@@ -130,21 +130,21 @@ class Model:
         job = self.jobs.get(op.job_id)
         if job is None:
             raise Refused
-        old, new, place = job["state"], type(op.new_state).__name__, job["place"]
+        old, new, gate_key = job["state"], type(op.new_state).__name__, job["place"]
         if (old, new) == ("Pending", "InFlight"):
             assert isinstance(op.new_state, InFlight)
-            if op.new_state.token != job["attempts"] + 1 or place in self.gates:
+            if op.new_state.token != job["attempts"] + 1 or gate_key in self.gates:
                 raise Refused
             job["attempts"] += 1
-            self.gates[place] = op.job_id
-            self.progress.setdefault((place[0], 0), 0)
-            self._leave_pending(op.job_id, place)
+            self.gates[gate_key] = op.job_id
+            self.progress.setdefault((gate_key[0], 0), 0)
+            self._leave_pending(op.job_id, gate_key)
         elif old == "InFlight" and new != "InFlight":
             if op.token != job["attempts"]:
                 raise Refused
-            del self.gates[place]
+            del self.gates[gate_key]
         elif (old, new) == ("Pending", "FailedPermanent"):
-            self._leave_pending(op.job_id, place)
+            self._leave_pending(op.job_id, gate_key)
         else:
             raise Refused
         job["state"] = new
@@ -157,9 +157,9 @@ class Model:
             self._leave_pending(op.job_id, job["place"])
         del self.jobs[op.job_id]
 
-    def _leave_pending(self, job_id: int, place: tuple[int, int]) -> None:
-        if self.pending.get(place) == job_id:
-            del self.pending[place]
+    def _leave_pending(self, job_id: int, gate_key: tuple[int, int]) -> None:
+        if self.pending.get(gate_key) == job_id:
+            del self.pending[gate_key]
 
 
 def stored(view: ReadView) -> Model:
@@ -188,7 +188,7 @@ def stored(view: ReadView) -> Model:
 small = st.integers(1, 3)
 job_ids = st.integers(1, 5)
 kinds = st.sampled_from([1, 3, 64])
-places = st.builds(PendingJobKey, st.integers(0, 1), kinds)
+job_keys = st.builds(PendingJobKey, st.integers(0, 1), kinds)
 partitions = st.builds(WalStateKey, st.integers(0, 1), st.integers(0, 1))
 chunk_keys = st.builds(ChunkKey, st.just(1), st.integers(1, 2))
 states = st.one_of(
@@ -236,11 +236,11 @@ operations: st.SearchStrategy[list[ManifestOp]] = st.one_of(
     st.builds(
         lambda i, k: [UpdateJobState(i, Pending(), 1), UpsertPendingIndex(k, i)],
         job_ids,
-        places,
+        job_keys,
     ),
     st.builds(lambda i: [RemoveJob(i)], job_ids),
-    st.builds(lambda k, i: [UpsertPendingIndex(k, i)], places, job_ids),
-    st.builds(lambda k: [DeletePendingIndex(k)], places),
+    st.builds(lambda k, i: [UpsertPendingIndex(k, i)], job_keys, job_ids),
+    st.builds(lambda k: [DeletePendingIndex(k)], job_keys),
     st.builds(lambda k, n: [MergeMetric(MetricKey(1, k), delta(n))], small, small),
     st.builds(lambda c, n: [BumpGeneration(c, n)], small, st.integers(0, 3)),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from series_place import Contents, SeriesPlace, block, labels
+from series_under_test import Contents, SeriesUnderTest, block, labels
 from test_series_machine import MINUTE, chance_parts, make_small
 
 import penstock
@@ -23,9 +23,9 @@ Patch = pytest.MonkeyPatch
 Change = tuple[int, object, int | None]  # type, labels and time, bits
 
 
-def changes_of(place: SeriesPlace, after: int = 0) -> list[tuple[int, list[Change]]]:
+def changes_of(shard: SeriesUnderTest, after: int = 0) -> list[tuple[int, list[Change]]]:
     """The changes of each commit."""
-    state, found = place.machine.snapshot(), dict[int, list[Change]]()
+    state, by_lsn = shard.machine.snapshot(), dict[int, list[Change]]()
     assert state.feed is not None
     for lsn, _, rows, data in state.feed.parts(after + 1, 1 << 60):
         types, batch = read_changes(data)
@@ -33,9 +33,9 @@ def changes_of(place: SeriesPlace, after: int = 0) -> list[tuple[int, list[Chang
         bits = batch.column("value").fill_null(0).to_numpy().view(np.uint64).tolist()
         for kind, row, value in zip(types, batch.to_pylist(), bits, strict=True):
             key = tuple(sorted([(METRIC, row["metric"]), *row["labels"]])), int(row["time"].timestamp() * 1e6)
-            found.setdefault(lsn, []).append((kind, key, None if row["value"] is None else value))
+            by_lsn.setdefault(lsn, []).append((kind, key, None if row["value"] is None else value))
     state.close()
-    return list(found.items())
+    return list(by_lsn.items())
 
 
 def in_any_order(commits: list[tuple[int, list[Change]]]) -> list[tuple[int, list[Change]]]:
@@ -44,16 +44,16 @@ def in_any_order(commits: list[tuple[int, list[Change]]]) -> list[tuple[int, lis
 
 
 def difference(before: Contents, after: Contents, written: set[object], preimages: bool) -> list[Change]:
-    found: list[Change] = []
+    changes: list[Change] = []
     for key in {**before, **after}:
         if key not in after:
-            found.append((REMOVAL, key, before[key] if preimages else None))
+            changes.append((REMOVAL, key, before[key] if preimages else None))
         elif key not in before:
-            found.append((INSERT, key, after[key]))
+            changes.append((INSERT, key, after[key]))
         elif key in written or before[key] != after[key]:
-            found += [(PREIMAGE, key, before[key])] if preimages else []
-            found.append((POSTIMAGE, key, after[key]))
-    return found
+            changes += [(PREIMAGE, key, before[key])] if preimages else []
+            changes.append((POSTIMAGE, key, after[key]))
+    return changes
 
 
 def follow(rows: Contents, changes: list[Change]) -> Contents:
@@ -77,7 +77,7 @@ def drive(seed: int, steps: int = 30) -> None:
         patches.setattr(changes_module, "IDS_REMEMBERED_MAX", chance.choice([2, 1 << 20]))
         patches.setattr(feed_module, "LOADED_BYTES", chance.choice([500, 1 << 20]))
         options = SeriesOptions(bucket_s=300, changes=penstock.ChangeOptions(preimages=preimages))
-        place, before, seen = SeriesPlace(options=options), Contents(), 0
+        shard, before, last_lsn = SeriesUnderTest(options=options), Contents(), 0
         everything: list[tuple[int, list[Change]]] = []
         appended = 0
         for step in chance.choices("wwwaaafcnr", k=steps):
@@ -88,16 +88,16 @@ def drive(seed: int, steps: int = 30) -> None:
                 appended += MINUTE
                 parts = [block([(labels("cpu", host=host), appended, seed) for host in "ab"])]
             elif step == "f":
-                place.flush()
+                shard.flush()
             elif step == "c":
-                place.compact()
+                shard.compact()
             elif step == "n":
-                place.tree.freeze()
+                shard.tree.freeze()
             else:
-                place.reopen()
+                shard.reopen()
             if parts:
-                place.write(*parts)
-            after, changes = place.select(), changes_of(place, seen)
+                shard.write(*parts)
+            after, changes = shard.select(), changes_of(shard, last_lsn)
             written: set[object] = {
                 (part.series.labels(row), time)
                 for part in parts
@@ -105,19 +105,19 @@ def drive(seed: int, steps: int = 30) -> None:
                 for row, time in zip(part.index.tolist(), part.times.tolist(), strict=True)
             }
             expected = difference(before, after, written, preimages)
-            found = changes[0][1] if changes else []
+            actual = changes[0][1] if changes else []
             assert len(changes) <= 1
-            assert sorted(found, key=repr) == sorted(expected, key=repr)
-            for number, (kind, key, _) in enumerate(found):
-                assert kind != PREIMAGE or found[number + 1][:2] == (POSTIMAGE, key)
+            assert sorted(actual, key=repr) == sorted(expected, key=repr)
+            for number, (kind, key, _) in enumerate(actual):
+                assert kind != PREIMAGE or actual[number + 1][:2] == (POSTIMAGE, key)
             everything += changes
-            seen, before = place.tree.lsn, after
-        assert in_any_order(changes_of(place)) == in_any_order(everything), "what a reader has seen stays"
+            last_lsn, before = shard.tree.lsn, after
+        assert in_any_order(changes_of(shard)) == in_any_order(everything), "what a reader has seen stays"
         rebuilt: Contents = {}
         for _, some in everything:
             rebuilt = follow(rebuilt, some)
         assert rebuilt == before
-        place.close()
+        shard.close()
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from place_rules import MaintenanceRules
-from series_place import Contents, SeriesModel, SeriesPlace, block, labels, listed, select
+from series_under_test import Contents, SeriesModel, SeriesUnderTest, block, labels, listed, select
 
 import penstock.series.blocks as blocks_module
 import penstock.series.drafts as drafts_module
@@ -51,19 +51,21 @@ selectors = st.sampled_from(SELECTORS)
 
 @st.composite
 def parts(draw: st.DrawFn) -> list[Part]:
-    found: list[Part] = []
+    section_parts: list[Part] = []
     for kind in draw(st.lists(st.sampled_from("ssssssddtm"), min_size=1, max_size=3)):
         if kind == "s":
-            found.append(block(draw(samples)))
+            section_parts.append(block(draw(samples)))
         elif kind == "d":
             start = draw(times)
             length = draw(st.sampled_from([1, MINUTE, 9 * MINUTE, 60 * MINUTE]))
-            found.append(SeriesDelete(draw(selectors), start, start + length))
+            section_parts.append(SeriesDelete(draw(selectors), start, start + length))
         elif kind == "t":
-            found.append(BucketTrim(draw(st.sampled_from([-5, 0, 5])) * MINUTE))
+            section_parts.append(BucketTrim(draw(st.sampled_from([-5, 0, 5])) * MINUTE))
         else:
-            found.append(MetricMetadata(draw(st.sampled_from(["cpu", "mem"])), "gauge", "s", draw(st.text("ab"))))
-    return found
+            section_parts.append(
+                MetricMetadata(draw(st.sampled_from(["cpu", "mem"])), "gauge", "s", draw(st.text("ab")))
+            )
+    return section_parts
 
 
 def make_small(patches: pytest.MonkeyPatch, *, collide: bool, forget: bool, divide: bool) -> None:
@@ -84,13 +86,13 @@ def make_small(patches: pytest.MonkeyPatch, *, collide: bool, forget: bool, divi
 
 
 class SeriesMachineRules(MaintenanceRules):
-    place: SeriesPlace
+    place: SeriesUnderTest
 
     @initialize(collide=st.booleans(), forget=st.booleans(), divide=st.booleans())
     def start(self, collide: bool, forget: bool, divide: bool) -> None:
         self.patches = pytest.MonkeyPatch()
         make_small(self.patches, collide=collide, forget=forget, divide=divide)
-        self.place, self.model = SeriesPlace(), SeriesModel()
+        self.place, self.model = SeriesUnderTest(), SeriesModel()
         self.snapshots: list[tuple[SeriesState, Contents]] = []
 
     def teardown(self) -> None:
@@ -171,18 +173,18 @@ def chance_parts(chance: random.Random) -> list[Part]:
     def moment() -> int:
         return chance.choice([chance.randint(-8, 24), chance.randint(-8, 24) * MINUTE])
 
-    found: list[Part] = []
+    section_parts: list[Part] = []
     for kind in chance.choices("sssdt", (6, 6, 6, 3, 1), k=chance.randint(1, 3)):
         if kind == "s":
             rows = [(chance.choice(some), moment(), chance.getrandbits(64)) for _ in range(chance.randint(1, 12))]
-            found.append(block(rows))
+            section_parts.append(block(rows))
         elif kind == "d":
             start = moment()
             length = chance.choice([3, MINUTE, 9 * MINUTE, 30 * MINUTE])
-            found.append(SeriesDelete(chance.choice(SELECTORS), start, start + length))
+            section_parts.append(SeriesDelete(chance.choice(SELECTORS), start, start + length))
         else:
-            found.append(BucketTrim(chance.choice([-5, 0, 5]) * MINUTE))
-    return found
+            section_parts.append(BucketTrim(chance.choice([-5, 0, 5]) * MINUTE))
+    return section_parts
 
 
 def drive(seed: int) -> None:
@@ -190,55 +192,55 @@ def drive(seed: int) -> None:
     chance = random.Random(seed)
     with pytest.MonkeyPatch.context() as patches:
         make_small(patches, collide=seed % 2 == 0, forget=seed % 3 == 0, divide=seed % 4 < 2)
-        place, model = SeriesPlace(), SeriesModel()
+        shard, model = SeriesUnderTest(), SeriesModel()
         for step in chance.choices("wwwffccnor", k=30):
             if step == "w":
                 for part in (some := chance_parts(chance)):
                     model.add(part)
-                place.write(*some)
+                shard.write(*some)
             elif step == "f":
-                place.flush()
+                shard.flush()
             elif step == "c":
-                place.compact(everything=chance.random() < 0.5)
+                shard.compact(everything=chance.random() < 0.5)
             elif step == "n":
-                place.tree.freeze()
+                shard.tree.freeze()
             elif step == "o":
-                state, later, some = place.machine.snapshot(), model.copy(), chance_parts(chance)
+                state, later, some = shard.machine.snapshot(), model.copy(), chance_parts(chance)
                 for part in some:
                     later.add(part)
-                assert select(place.machine.overlay(state, [SeriesSection(*some)], 0)) == later.samples
+                assert select(shard.machine.overlay(state, [SeriesSection(*some)], 0)) == later.samples
                 state.close()
             else:
-                before = place.index_rows()
-                place.reopen()
-                assert place.index_rows() == before
-            assert place.select() == model.samples
-            assert place.listed() == model.listed
-            assert place.counts() == Counter(bucket for bucket, _ in model.listed)
-            check_summaries(place, chance.choice([0, 2, MINUTE, 5 * MINUTE]))
+                before = shard.index_rows()
+                shard.reopen()
+                assert shard.index_rows() == before
+            assert shard.select() == model.samples
+            assert shard.listed() == model.listed
+            assert shard.counts() == Counter(bucket for bucket, _ in model.listed)
+            check_summaries(shard, chance.choice([0, 2, MINUTE, 5 * MINUTE]))
             selector, start = chance.choice(SELECTORS), chance.randint(-8, 24) * chance.choice([1, MINUTE])
             end = start + chance.choice([2, 5, MINUTE, 7 * MINUTE])
-            assert place.select(selector, start, end) == model.select(selector, start, end)
-        place.close()
+            assert shard.select(selector, start, end) == model.select(selector, start, end)
+        shard.close()
 
 
-def check_summaries(place: SeriesPlace, step_us: int) -> None:
+def check_summaries(shard: SeriesUnderTest, step_us: int) -> None:
     """Samples and summaries of runs together count, and end, as the samples alone."""
-    state = place.machine.snapshot()
+    state = shard.machine.snapshot()
     for bucket, ids in state.match((), TIME_MIN, TIME_MAX):
         expected: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for columns in state.read(bucket, ids, TIME_MIN, TIME_MAX):
             for number, time, bits in zip(*(column.tolist() for column in columns), strict=True):
                 expected.setdefault((number, time // step_us if step_us else 0), []).append((time, bits))
-        found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        actual: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for columns, runs in state.read_summarized(bucket, ids, TIME_MIN, TIME_MAX, step_us):
             for number, time, bits in zip(*(column.tolist() for column in columns), strict=True):
-                found.setdefault((number, time // step_us if step_us else 0), []).append((time, bits, 1))
+                actual.setdefault((number, time // step_us if step_us else 0), []).append((time, bits, 1))
             rows = zip(runs.id.tolist(), runs.last_time.tolist(), runs.last.tolist(), runs.count.tolist(), strict=True)
             for number, time, bits, count in rows:
-                found.setdefault((int(number), int(time) // step_us if step_us else 0), []).append((time, bits, count))
-        assert found.keys() == expected.keys()
-        for key, some in found.items():
+                actual.setdefault((int(number), int(time) // step_us if step_us else 0), []).append((time, bits, count))
+        assert actual.keys() == expected.keys()
+        for key, some in actual.items():
             assert sum(count for *_, count in some) == len(expected[key])
             assert max(some)[:2] == max(expected[key])
     state.close()
@@ -256,8 +258,8 @@ def first_write_wins(patch: pytest.MonkeyPatch) -> None:
     """Of two samples with one time the older is kept."""
     right = operators_module.fold_columns
 
-    def reversed_order(found: object) -> tuple[Samples, Tombstones]:
-        return right(reversed(list(found)))  # type: ignore[call-overload]
+    def reversed_order(contents: object) -> tuple[Samples, Tombstones]:
+        return right(reversed(list(contents)))  # type: ignore[call-overload]
 
     for module in (operators_module, memtable_module, reading_module, slices_module):
         patch.setattr(module, "fold_columns", reversed_order)
@@ -266,8 +268,8 @@ def first_write_wins(patch: pytest.MonkeyPatch) -> None:
 def tombstones_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A compaction above the bottom drops deletes of older samples."""
     right = encode
-    patch.setattr(operators_module, "encode", lambda some, gone: right(some, NO_TOMBSTONES))
-    patch.setattr(slices_module, "encode", lambda some, gone=None: right(some, NO_TOMBSTONES))
+    patch.setattr(operators_module, "encode", lambda some, deleted: right(some, NO_TOMBSTONES))
+    patch.setattr(slices_module, "encode", lambda some, deleted=None: right(some, NO_TOMBSTONES))
 
 
 def fingerprint_is_identity(patch: pytest.MonkeyPatch) -> None:

@@ -340,7 +340,7 @@ class Block:
         columns = self._time_columns_of(picked)
         values = _Layout(self._starts, runs["chunk"], FLOAT64)
         times = _Layout(self._column_starts, self._columns["chunk"], TIMES)
-        cuts: dict[int, tuple[Any, I64]] = {}  # of each column of times: what to take of it, and that
+        cuts: dict[int, tuple[Any, I64]] = {}  # by column of times: the selection, and the times in it
         data: list[bytes] = []
         moments: list[I64] = []
         bits: list[U64] = []

@@ -54,10 +54,10 @@ def golden(name: str, data: bytes) -> bytes:
 
 def test_a_block_of_version_1() -> None:
     block, expected = Block(golden("block.bin", encode(samples(), deletes()))), samples()
-    found = block.read()
-    assert np.array_equal(found.ids, expected.ids)
-    assert np.array_equal(found.times, expected.times)
-    assert np.array_equal(found.bits, expected.bits)
+    actual = block.read()
+    assert np.array_equal(actual.ids, expected.ids)
+    assert np.array_equal(actual.times, expected.times)
+    assert np.array_equal(actual.bits, expected.bits)
     assert block.deleted.ids.tolist() == [64, 100]
     assert block.deleted.starts.tolist() == [-5, 0]
     assert block.deleted.ends.tolist() == [5, 1 << 40]

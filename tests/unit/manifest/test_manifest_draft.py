@@ -38,8 +38,8 @@ def test_a_draft_is_what_the_transaction_will_be(
                 draft.put("db", key, value)
                 model[key] = value
             assert draft.get("db", key) == model.get(key)
-        wanted = [(key, model[key]) for key in sorted(model) if start <= key and (stop is None or key < stop)]
-        assert list(draft.scan("db", start, stop)) == wanted
+        expected = [(key, model[key]) for key in sorted(model) if start <= key and (stop is None or key < stop)]
+        assert list(draft.scan("db", start, stop)) == expected
         draft.write_to(view)
     with engine.read() as read:
         assert dict(read.scan("db")) == model

@@ -64,15 +64,15 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files of which every page was read."""
-    seen: list[str] = []
+    paths: list[str] = []
     read_pages = examine._examine
 
     def look(file: File, meta: MetaPage) -> None:
-        seen.append(file.path)
+        paths.append(file.path)
         read_pages(file, meta)
 
     monkeypatch.setattr(examine, "_examine", look)
-    return seen
+    return paths
 
 
 # -- the map
@@ -157,18 +157,18 @@ def test_the_map_grows_before_its_headroom_is_gone(path: str) -> None:
 
 
 def test_lmdb_is_seldom_asked_how_full_it_is(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[LmdbEngine] = []
+    calls: list[LmdbEngine] = []
     used_bytes = LmdbEngine._used_bytes
 
     def count(engine: LmdbEngine) -> int:
-        asked.append(engine)
+        calls.append(engine)
         return used_bytes(engine)
 
     monkeypatch.setattr(LmdbEngine, "_used_bytes", count)
     with Manifest.open(path) as manifest:
         for number in range(1, 200):
             manifest.apply([chunk_op(number)])
-    assert 1 <= len(asked) <= 1 + 200 // environment.AHEAD_CHECK_COMMITS
+    assert 1 <= len(calls) <= 1 + 200 // environment.AHEAD_CHECK_COMMITS
 
 
 def test_the_file_is_written_ahead_of_lmdb_and_stays_sound(path: str) -> None:
@@ -250,7 +250,7 @@ def test_the_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.M
         for number in range(1, 100):
             manifest.apply([chunk_op(number, 1_000)])
     assert (tmp_path / "elsewhere" / "manifest").read_bytes() == b"not of ours"
-    assert sorted(found.name for found in (tmp_path / "elsewhere").iterdir()) == ["manifest"]
+    assert sorted(entry.name for entry in (tmp_path / "elsewhere").iterdir()) == ["manifest"]
 
 
 def test_a_map_that_grew_is_opened_as_large(path: str) -> None:

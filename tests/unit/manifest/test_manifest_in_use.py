@@ -66,7 +66,7 @@ class Uses:
     """What a tree of modules does with names."""
 
     def __init__(self, modules: dict[str, str]) -> None:
-        self.made: set[str] = set()  # classes that are called
+        self.callees: set[str] = set()  # classes that are called
         self.named: set[str] = set()  # names that stand anywhere but in an import or as the function of a call
         self.members: set[tuple[str, str]] = set()  # of enumerations: (class, member)
         self.all_members: set[str] = set()  # classes whose members are looked up by a name or a number
@@ -97,7 +97,7 @@ class Uses:
 
     def _call(self, node: ast.Call) -> None:
         name = _name(node.func)
-        self.made.add(name)
+        self.callees.add(name)
         self.all_members |= {name}
         keywords = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
         self.passed[name] |= keywords
@@ -127,7 +127,7 @@ def faults(uses: Uses, fields_of: dict[type, list[str]], enums: list[type[IntEnu
     """Yield what is never set, or never read."""
     for record, fields in fields_of.items():
         name, passed = record.__name__, uses.passed[record.__name__]
-        if name not in uses.made and not (set(fields) and set(fields) <= uses.replaced):
+        if name not in uses.callees and not (set(fields) and set(fields) <= uses.replaced):
             yield f"{name} is never made"
         order: list[str] = list(getattr(record, "__struct_fields__", ()) or getattr(record, "_fields", ()))
         for field in fields:
@@ -145,10 +145,10 @@ def faults(uses: Uses, fields_of: dict[type, list[str]], enums: list[type[IntEnu
 
 def stored_records() -> dict[type, list[str]]:
     """Return every struct of the manifest, with its fields."""
-    found = [value for value in vars(records).values() if isinstance(value, type)]
+    types = [value for value in vars(records).values() if isinstance(value, type)]
     return {
         record: list(record.__struct_fields__)
-        for record in found
+        for record in types
         if issubclass(record, records.ManifestRecord) and record is not records.ManifestRecord
     }
 
@@ -167,7 +167,7 @@ def test_the_records_have_all_that_the_seed_names() -> None:
 
 def test_everything_is_set_and_read_by_production_code() -> None:
     uses = Uses(sources())
-    uses.made |= set(penstock.__all__)  # users make these
+    uses.callees |= set(penstock.__all__)  # users make these
     public = {record: fields for record, fields in stored_records().items() if record.__name__ in penstock.__all__}
     for record, fields in public.items():
         uses.passed[record.__name__] |= set(fields)
@@ -180,10 +180,10 @@ def test_everything_is_set_and_read_by_production_code() -> None:
 
 
 def test_every_operation_is_made_and_applied() -> None:
-    made = Uses({name: text for name, text in sources().items() if name != "manifest/operations.py"}).made
+    callees = Uses({name: text for name, text in sources().items() if name != "manifest/operations.py"}).callees
     applied = (SOURCE / "manifest" / "edit.py").read_text()
     for operation in get_args(operations.ManifestOp):
-        assert operation.__name__ in made, f"{operation.__name__} is never made"
+        assert operation.__name__ in callees, f"{operation.__name__} is never made"
         assert applied.count(operation.__name__) > 1, f"{operation.__name__} is never applied"
 
 
@@ -219,7 +219,7 @@ class Colour(IntEnum):
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "missing"),
     [
         ("x = Seeded(1)\nprint(x.used, x.never_set)", "never_set:set never_read:set never_read:read"),
         ("x = Seeded(1, never_set=2, never_read=3)\nprint(x.used, x.never_set)", "never_read:read"),
@@ -231,10 +231,10 @@ class Colour(IntEnum):
         ),
     ],
 )
-def test_an_unused_name_is_found(source: str, found: str) -> None:
+def test_an_unused_name_is_found(source: str, missing: str) -> None:
     fields: dict[type, list[str]] = {Seeded: list(Seeded.__struct_fields__)}
     unused = {fault for fault in faults(Uses({"a": source}), fields, []) if "." in fault}
-    expected = [one.split(":") for one in found.split()]
+    expected = [pair.split(":") for pair in missing.split()]
     assert unused == {f"Seeded.{field} is never {use}" for field, use in expected}
 
 

@@ -36,7 +36,7 @@ def stored(manifest: Manifest, job_id: int) -> JobRecord:
     return job
 
 
-def sound(manifest: Manifest) -> bool:
+def is_consistent(manifest: Manifest) -> bool:
     return manifest.read(lambda view: list(check_all(view))) == []
 
 
@@ -57,7 +57,7 @@ def test_the_life_of_a_job(manifest: Manifest, jobs: JobQueue) -> None:
         jobs.complete(lease)
     with pytest.raises(LeaseLost):
         jobs.renew(lease)
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 @pytest.mark.parametrize("looks_first", [True, False])
@@ -88,7 +88,7 @@ def test_64_threads_enqueue_and_one_succeeds(manifest: Manifest, jobs: JobQueue,
         thread.join(60)
     assert (len(won), len(refused)) == (1, 63)
     assert jobs.gate(1, JobKind.COMPACTION).pending_job_id() == won[0]
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_workers_that_race_share_nothing(manifest: Manifest, jobs: JobQueue) -> None:
@@ -106,7 +106,7 @@ def test_workers_that_race_share_nothing(manifest: Manifest, jobs: JobQueue) -> 
     for thread in threads:
         thread.join(60)
     assert sorted(lease.job.kind for lease in leases) == list(range(100, 110))
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_older_jobs_first_and_only_wanted_kinds(jobs: JobQueue) -> None:
@@ -141,7 +141,7 @@ def test_retries_back_off_and_end(manifest: Manifest, jobs: JobQueue, clock: Fak
         assert jobs.acquire("w") is None
         clock.advance(0.2)
     lease = acquired(jobs)
-    assert sound(manifest)
+    assert is_consistent(manifest)
     jobs.fail(lease, OSError("no route at all"))
     job = stored(manifest, job_id)
     assert isinstance(job.state, FailedPermanent)
@@ -149,7 +149,7 @@ def test_retries_back_off_and_end(manifest: Manifest, jobs: JobQueue, clock: Fak
     assert (job.last_error.kind, job.last_error.message, job.attempts) == ("OSError", "no route at all", 4)
     assert jobs.gate(1, JobKind.ARCHIVE).state().errored_since_epoch_ms is not None
     assert jobs.acquire("w") is None
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_a_failure_that_cannot_be_retried(manifest: Manifest, jobs: JobQueue) -> None:
@@ -165,7 +165,7 @@ def test_a_failed_job_gives_way_to_the_one_that_waits(manifest: Manifest, jobs: 
     jobs.fail(lease, OSError("once"))
     assert isinstance(stored(manifest, first).state, FailedPermanent)
     assert acquired(jobs).job.job_id == second
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_a_holder_that_slept_cannot_complete(manifest: Manifest, jobs: JobQueue, clock: FakeClock) -> None:
@@ -177,8 +177,8 @@ def test_a_holder_that_slept_cannot_complete(manifest: Manifest, jobs: JobQueue,
     repair = acquired(jobs, "other")
     assert (repair.job.job_id, repair.job.kind, repair.job.repairs_kind) == (repair_id, JobKind.REPAIR, 3)
     assert repair.job.payload == b"files"
-    made = UpsertChunk(ChunkKey(1, 1), ChunkEntryRecord("stale", 1, 1))
-    for act in (lambda: jobs.complete(sleeper, also=[made]), lambda: jobs.renew(sleeper)):
+    upsert = UpsertChunk(ChunkKey(1, 1), ChunkEntryRecord("stale", 1, 1))
+    for act in (lambda: jobs.complete(sleeper, also=[upsert]), lambda: jobs.renew(sleeper)):
         with pytest.raises(LeaseLost):
             act()
     with pytest.raises(LeaseLost):
@@ -186,7 +186,7 @@ def test_a_holder_that_slept_cannot_complete(manifest: Manifest, jobs: JobQueue,
     assert manifest.get_chunk(ChunkKey(1, 1)) is None
     jobs.complete(repair)
     assert not jobs.gate(1, JobKind.COMPACTION).is_shut()
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_a_late_holder_may_complete_until_someone_took_over(jobs: JobQueue, clock: FakeClock) -> None:
@@ -264,7 +264,7 @@ def test_a_repair_keeps_the_gate_until_it_succeeds(manifest: Manifest, jobs: Job
     jobs.complete(acquired(jobs))
     assert not gate.is_shut()
     assert acquired(jobs).job.job_id == waiting
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_a_repair_whose_worker_vanishes_waits_again(jobs: JobQueue, clock: FakeClock) -> None:
@@ -290,7 +290,7 @@ def test_finished_jobs_can_be_forgotten(manifest: Manifest, jobs: JobQueue) -> N
     assert jobs.prune(keep=2) == 3
     assert jobs.prune(keep=2) == 0
     assert [manifest.get_job(job_id) is None for job_id in range(1, 7)] == [True, True, True, False, False, False]
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_bad_calls_are_refused(jobs: JobQueue) -> None:

@@ -56,7 +56,7 @@ def gate(manifest: Manifest, kind: int = JobKind.COMPACTION) -> FlushGateState:
     return FlushGateState() if state is None else state.gate(kind)
 
 
-def sound(manifest: Manifest) -> bool:
+def is_consistent(manifest: Manifest) -> bool:
     return manifest.read(lambda view: list(check_all(view))) == []
 
 
@@ -100,7 +100,7 @@ def test_a_file_belongs_to_one_live_row(manifest: Manifest) -> None:
     commit(manifest, lambda txn: txn.upsert_chunk(ChunkKey(3, 9), ChunkEntryRecord("b", 3, 1)))
     assert [key for key, _ in manifest.scan_chunks(3)] == [ChunkKey(3, 9)]
     assert list(manifest.begin_write().scan_chunks(1)) == []
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_chunks_are_scanned_by_table_and_in_pages(manifest: Manifest) -> None:
@@ -148,7 +148,7 @@ def test_a_waiting_job_has_its_row(manifest: Manifest) -> None:
     commit(manifest, lambda txn: txn.remove_job(1))
     commit(manifest, lambda txn: txn.delete_pending_index(PendingJobKey(1, 3)))
     commit(manifest, lambda txn: txn.enqueue_job(job(2)))
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_job_states_move_one_way(manifest: Manifest) -> None:
@@ -182,7 +182,7 @@ def test_job_states_move_one_way(manifest: Manifest) -> None:
         commit(manifest, lambda txn: txn.enqueue_job(job(2, state=Completed(1))))
     commit(manifest, lambda txn: txn.enqueue_job(job(3)))
     commit(manifest, lambda txn: txn.update_job_state(3, FailedPermanent(9)))
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_a_gate_lets_one_job_through(manifest: Manifest, clock: FakeClock) -> None:
@@ -201,7 +201,7 @@ def test_a_gate_lets_one_job_through(manifest: Manifest, clock: FakeClock) -> No
     commit(manifest, lambda txn: txn.update_job_state(2, Completed(9), token=1))
     assert gate(manifest) == FlushGateState(None, 9, None)
     assert gate(manifest, JobKind.FLUSH).active_job_id == 3
-    assert sound(manifest)
+    assert is_consistent(manifest)
 
 
 def test_metrics_are_merged_before_generations_move(manifest: Manifest) -> None:

@@ -234,7 +234,7 @@ def test_every_flip_in_a_page_in_use_is_found(tmp_path: Path, original: tuple[by
     target = tmp_path / "manifest"
     lay_out(target, original)
     used = set[int]().union(*(pages for name, pages in pages_in_use(str(target)).items()))
-    chance, found = random.Random(4), 0
+    chance, detections = random.Random(4), 0
     for _ in range(60):
         at = chance.randrange(len(original[0]))
         content = bytearray(original[0])
@@ -249,8 +249,8 @@ def test_every_flip_in_a_page_in_use_is_found(tmp_path: Path, original: tuple[by
         except CorruptionError as error:
             assert error.path == str(target)
             assert at // PAGE in used
-            found += 1
-    assert found > 30
+            detections += 1
+    assert detections > 30
 
 
 def flip(path: str, table: str) -> None:

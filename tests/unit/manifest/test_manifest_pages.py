@@ -76,24 +76,24 @@ def test_a_new_file_and_a_compact_copy(filled: tuple[Path, Rows], tmp_path: Path
     assert walked(tmp_path / "copy") == filled[1]
 
 
-def flips_that_matter(path: Path, rows: Rows, places: list[int], scratch: Path) -> int:
+def flips_that_matter(path: Path, rows: Rows, offsets: list[int], scratch: Path) -> int:
     """How many flips were not found, and changed more than one row: that one has a checksum of its own, above this."""
     content, missed = path.read_bytes(), 0
-    for at in places:
+    for at in offsets:
         damaged = bytearray(content)
         damaged[at] ^= 1 << at % 8
         scratch.write_bytes(damaged)
         try:
-            found = walked(scratch)
+            scratch_rows = walked(scratch)
         except CorruptionError as error:
             assert error.path == str(scratch)
         else:
-            missed += len(found) != len(rows) or sum(map(operator.ne, found, rows)) > 1
+            missed += len(scratch_rows) != len(rows) or sum(map(operator.ne, scratch_rows, rows)) > 1
     return missed
 
 
-def places_of(path: Path, count: int) -> list[int]:
-    """Places all over a file, and every byte of its meta pages and of the heads of some pages."""
+def offsets_of(path: Path, count: int) -> list[int]:
+    """Offsets all over a file, and every byte of its meta pages and of the heads of some pages."""
     chance, size = random.Random(11), used_bytes(path)
     heads = [page + at for page in chance.sample(range(0, size, 4096), 10) for at in range(32)]
     return [*range(16, 152), *range(4096 + 16, 4096 + 152), *heads, *chance.sample(range(size), count)]
@@ -101,7 +101,7 @@ def places_of(path: Path, count: int) -> list[int]:
 
 def test_flipped_bits_are_found_or_change_one_row_alone(filled: tuple[Path, Rows], tmp_path: Path) -> None:
     path, rows = filled
-    assert flips_that_matter(path, rows, places_of(path, 150), tmp_path / "damaged") == 0
+    assert flips_that_matter(path, rows, offsets_of(path, 150), tmp_path / "damaged") == 0
 
 
 def uncounted(self: PageWalk, tree: TreeRoot, flags: int) -> Any:
@@ -135,10 +135,10 @@ def test_a_reader_that_believes_more_is_caught(
     filled: tuple[Path, Rows], tmp_path: Path, seed_bug: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     path, rows = filled
-    places = places_of(path, 150)
+    offsets = offsets_of(path, 150)
     with pytest.MonkeyPatch.context() as patch:
         seed_bug(patch)
-        assert flips_that_matter(path, rows, places, tmp_path / "damaged") > 0
+        assert flips_that_matter(path, rows, offsets, tmp_path / "damaged") > 0
 
 
 def test_a_free_page_that_is_in_use_is_found(filled: tuple[Path, Rows], tmp_path: Path) -> None:

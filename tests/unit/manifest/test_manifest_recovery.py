@@ -41,8 +41,8 @@ from penstock.testing import FakeClock, Faults, History, SimulatedDisk, Violatio
 from penstock.testing.manifest import MemoryEngine
 
 
-class Place:
-    """Where a manifest lives, so that a test can end and reopen it."""
+class ManifestOpener:
+    """Opens one manifest, on one of the engines, as often as a test needs."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.clock = FakeClock()
@@ -58,12 +58,12 @@ class Place:
 
 
 @pytest.fixture(params=["memory", "lmdb"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.param, tmp_path)
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> ManifestOpener:
+    return ManifestOpener(request.param, tmp_path)
 
 
-def test_everything_comes_back(place: Place) -> None:
-    manifest, jobs = place.open()
+def test_everything_comes_back(opener: ManifestOpener) -> None:
+    manifest, jobs = opener.open()
     txn = manifest.begin_write()
     descriptor = DbDescriptorRecord(1, "events", bytes(32), 2, ManifestDbOptions("log", "chunks"))
     txn.put_db(1, descriptor)
@@ -88,9 +88,9 @@ def test_everything_comes_back(place: Place) -> None:
         assert lease is not None
         jobs.complete(lease)
     manifest.close()
-    place.clock.advance(30)
+    opener.clock.advance(30)
 
-    manifest, jobs = place.open()
+    manifest, jobs = opener.open()
     state = recover(manifest, jobs)
     assert state.descriptors()[1] == state.descriptor(1) == descriptor
     assert state.descriptor(3) is None
@@ -115,8 +115,8 @@ def test_everything_comes_back(place: Place) -> None:
     manifest.close()
 
 
-def test_a_job_in_flight_is_repaired_behind_a_shut_gate(place: Place) -> None:
-    manifest, jobs = place.open()
+def test_a_job_in_flight_is_repaired_behind_a_shut_gate(opener: ManifestOpener) -> None:
+    manifest, jobs = opener.open()
     lost = jobs.enqueue(JobKind.COMPACTION, db_id=1, payload=b"p")
     lost_store_wide = jobs.enqueue(JobKind.CHECKPOINT)
     old_lease = jobs.acquire("w")
@@ -125,7 +125,7 @@ def test_a_job_in_flight_is_repaired_behind_a_shut_gate(place: Place) -> None:
     next_one = jobs.enqueue(JobKind.COMPACTION, db_id=1)
     manifest.close()
 
-    manifest, jobs = place.open()
+    manifest, jobs = opener.open()
     state = recover(manifest, jobs)
     assert len(state.repairs) == 2
     repairs = [job for job in state.pending_jobs if job.kind == JobKind.REPAIR]
@@ -143,7 +143,7 @@ def test_a_job_in_flight_is_repaired_behind_a_shut_gate(place: Place) -> None:
     assert jobs.compensate_orphans() == []  # leased by this process
     manifest.close()
 
-    manifest, jobs = place.open()  # the repair's worker ends too
+    manifest, jobs = opener.open()  # the repair's worker ends too
     assert recover(manifest, jobs).repairs == (repairs[0].job_id,)
     assert jobs.gate(1, JobKind.COMPACTION).is_shut()
     lease = jobs.acquire("w", kinds={JobKind.COMPACTION})

@@ -103,12 +103,12 @@ class Bench:
 @pytest.fixture(params=["memory", "lmdb"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param == "memory":
-        made = Bench(MemoryEngine, "manifest", SimulatedDisk())
+        bench = Bench(MemoryEngine, "manifest", SimulatedDisk())
     else:
-        made = Bench(LmdbEngine, str(tmp_path / "manifest"), None)
-    yield made
-    made.gated.go.set()
-    made.manifest.close()
+        bench = Bench(LmdbEngine, str(tmp_path / "manifest"), None)
+    yield bench
+    bench.gated.go.set()
+    bench.manifest.close()
 
 
 def chunk_op(number: int, file_name: str | None = None) -> ManifestOp:
@@ -263,10 +263,10 @@ def test_those_who_gave_up_leave_nobody_asleep(bench: Bench) -> None:
             answers.append(error)
 
     def begin(numbers: range, timeout_s: float) -> list[threading.Thread]:
-        made = [threading.Thread(target=work, args=(number, timeout_s)) for number in numbers]
-        for thread in made:
+        workers = [threading.Thread(target=work, args=(number, timeout_s)) for number in numbers]
+        for thread in workers:
             thread.start()
-        return made
+        return workers
 
     bench.gated.begun.clear()
     bench.gated.go.clear()
@@ -278,9 +278,9 @@ def test_those_who_gave_up_leave_nobody_asleep(bench: Bench) -> None:
         late[-1].join(0.001)
     window = bench.gated.begun
     window.clear()
-    held = bench.gated.go
+    release = bench.gated.go
     bench.gated.go = threading.Event()  # the first goes on, and the window of the others is held
-    held.set()
+    release.set()
     assert window.wait(10)
     for thread in early:
         thread.join(30)
@@ -338,18 +338,18 @@ def test_waiters_are_bounded(disk: SimulatedDisk, clock: FakeClock) -> None:
 
 
 def test_many_threads_commit_and_every_receipt_is_its_own(manifest: Manifest) -> None:
-    seen: list[int] = []
+    generations: list[int] = []
 
     def work(worker: int) -> None:
         for i in range(20):
-            seen.append(manifest.apply([chunk_op(worker * 1_000 + i)]).generation)
+            generations.append(manifest.apply([chunk_op(worker * 1_000 + i)]).generation)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(1, 9)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(seen) == list(range(1, 161))
+    assert sorted(generations) == list(range(1, 161))
     assert manifest.generation(ComponentId.MANIFEST) == 160
 
 
@@ -396,13 +396,13 @@ class Interrupting:
 
 @pytest.mark.parametrize("at", [("leaves", "_take_part"), ("enters", "_pass_turn"), ("leaves", "_pass_turn")])
 def test_an_interrupt_never_leaves_the_turn_taken(tmp_path: Path, at: tuple[str, str]) -> None:
-    made: list[Interrupting] = []
+    locks: list[Interrupting] = []
 
     def make(name: str, reentrant: bool) -> threads.Mutex:
         if name != "manifest.writer":
             return threading.RLock() if reentrant else threading.Lock()
-        made.append(Interrupting())
-        return made[-1]
+        locks.append(Interrupting())
+        return locks[-1]
 
     before = threads.install_lock_maker(make)
     try:
@@ -410,10 +410,10 @@ def test_an_interrupt_never_leaves_the_turn_taken(tmp_path: Path, at: tuple[str,
     finally:
         threads.install_lock_maker(before)
     with manifest:
-        made[0].at = at
+        locks[0].at = at
         with pytest.raises(KeyboardInterrupt):
             manifest.apply([BumpGeneration(64)])
-        assert made[0].at is None
+        assert locks[0].at is None
         assert manifest.apply([BumpGeneration(64)], timeout_s=20).generation in (1, 2)
 
 

@@ -108,11 +108,11 @@ def test_rows_in_every_form(table: Any) -> None:
 def test_a_block_is_divided_by_shard(shards: int) -> None:
     block = BlockMaker().block(as_columns())
     assert block is not None
-    found: list[Sample] = []
+    all_samples: list[Sample] = []
     for _, part in split_block(block, shards):
         check_table(part.series)
-        found += samples(part)
-    assert sorted(found, key=lambda sample: sample[1]) == EXPECTED
+        all_samples += samples(part)
+    assert sorted(all_samples, key=lambda sample: sample[1]) == EXPECTED
 
 
 def test_equal_label_columns_share_a_table() -> None:

@@ -28,9 +28,9 @@ def us(second: int) -> int:
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> BlockCache:
-    made = BlockCache()
-    monkeypatch.setattr(reading, "BLOCKS", made)
-    return made
+    cache = BlockCache()
+    monkeypatch.setattr(reading, "BLOCKS", cache)
+    return cache
 
 
 def filled(store: Any) -> Any:
@@ -49,7 +49,7 @@ def rows(table: pa.Table) -> list[tuple[str, int, float]]:
     return list(zip(labels, times, table.column("value").to_pylist(), strict=True))
 
 
-def wanted(start: int, end: int) -> list[tuple[str, int, float]]:
+def expected(start: int, end: int) -> list[tuple[str, int, float]]:
     moments = range(max(0, start), min(COUNT, end))
     return [(str(n), us(moment), moment + n / 8) for n in range(SERIES) for moment in moments]
 
@@ -59,18 +59,18 @@ def test_what_is_kept_is_what_was_read(tmp_path: Path, cache: BlockCache, monkey
         table = filled(store)
         for start, end in ((0, COUNT), (100, 200), (-5, 3), (COUNT - 1, COUNT + 9), (700, 701), (500, 500)):
             for _ in range(2):
-                found = table.select("m", us(start), us(end))
-                assert rows(found) == wanted(start, end)
+                samples = table.select("m", us(start), us(end))
+                assert rows(samples) == expected(start, end)
         assert len(cache) == 1
         monkeypatch.setattr(Block, "_decode", None)  # nothing is decoded again
-        assert rows(table.select("m", us(0), us(COUNT))) == wanted(0, COUNT)
+        assert rows(table.select("m", us(0), us(COUNT))) == expected(0, COUNT)
 
 
 def test_a_change_is_seen(tmp_path: Path, cache: BlockCache) -> None:
     """A new sample, a delete and another file are read at once, and the old ones are not."""
     with penstock.open(tmp_path / "store") as store:
         table = filled(store)
-        everything = wanted(0, COUNT)
+        everything = expected(0, COUNT)
         assert rows(table.select("m")) == everything
         table.write("m", -1.0, {"n": "2"}, time=us(7))
         changed = [(n, at, -1.0 if (n, at) == ("2", us(7)) else value) for n, at, value in everything]
@@ -93,10 +93,10 @@ def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_ma
     with penstock.open(tmp_path / "store") as store:
         table = filled(store)
         for number in range(SERIES):
-            assert rows(table.select(f'm{{n="{number}"}}')) == [r for r in wanted(0, COUNT) if r[0] == str(number)]
-            kept = sum(chunk.nbytes for entry in cache._entries.values() for chunk in entry.chunks.values())
-            assert kept <= cache._bytes <= bytes_max
-        assert rows(table.select("m")) == wanted(0, COUNT)
+            assert rows(table.select(f'm{{n="{number}"}}')) == [r for r in expected(0, COUNT) if r[0] == str(number)]
+            cached_bytes = sum(chunk.nbytes for entry in cache._entries.values() for chunk in entry.chunks.values())
+            assert cached_bytes <= cache._bytes <= bytes_max
+        assert rows(table.select("m")) == expected(0, COUNT)
 
 
 def test_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         table = filled(store)
 
         def read(number: int) -> bool:
-            return rows(table.select("m", us(number), us(900))) == wanted(number, 900)
+            return rows(table.select("m", us(number), us(900))) == expected(number, 900)
 
         assert all(pool.map(read, range(40)))
         assert cache._bytes == sum(entry.bytes for entry in cache._entries.values())
@@ -132,24 +132,24 @@ def test_only_the_last_sample_before_each_step(tmp_path: Path, cache: BlockCache
         info = store.port.table("metrics")
         assert info is not None
         batches = list(store.port.query(info, "runs", argument))
-        found: dict[int, dict[int, float]] = {}
+        by_series: dict[int, dict[int, float]] = {}
         for batch in batches:
             for labels, at, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if labels is not None:
-                    series = found.setdefault(len(found), {})
+                    series = by_series.setdefault(len(by_series), {})
                 series[at] = value
-        assert len(found) == SERIES
+        assert len(by_series) == SERIES
         every = {(n, at): value for n, at, value in rows(table.select("m", BASE, end + 1))}
-        for number, kept in found.items():
+        for number, samples in by_series.items():
             mine = {at: value for (n, at), value in every.items() if n == str(number)}
-            assert kept.items() <= mine.items()
+            assert samples.items() <= mine.items()
             needed = {
                 max(at for at in mine if at <= time)
                 for time in range(start, end + 1, step * 1_000_000)
                 if min(mine) <= time
             }
-            assert needed <= kept.keys()
-            assert len(kept) <= len(needed) + 2
+            assert needed <= samples.keys()
+            assert len(samples) <= len(needed) + 2
 
 
 @pytest.mark.parametrize("make", [BlockCache, MatrixCache])

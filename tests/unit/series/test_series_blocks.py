@@ -32,8 +32,8 @@ def rows(samples: Samples) -> list[tuple[int, int, int]]:
     return list(zip(samples.ids.tolist(), samples.times.tolist(), samples.bits.tolist(), strict=True))
 
 
-def tombstones(found: list[tuple[int, int, int]]) -> Tombstones:
-    ids, starts, ends = zip(*found, strict=True) if found else ((), (), ())
+def tombstones(ranges: list[tuple[int, int, int]]) -> Tombstones:
+    ids, starts, ends = zip(*ranges, strict=True) if ranges else ((), (), ())
     return union([Tombstones(np.array(ids, np.uint32), np.array(starts, np.int64), np.array(ends, np.int64))])
 
 
@@ -52,35 +52,35 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=150, deadline=None)
 @given(written, deleted, st.lists(st.integers(1, 5), unique=True), st.integers(-20, 20), st.integers(-20, 20))
 def test_a_block_returns_what_was_written(
-    found: list[tuple[int, int, int]], gone: list[tuple[int, int, int]], ids: list[int], start: int, end: int
+    writes: list[tuple[int, int, int]], deletes: list[tuple[int, int, int]], ids: list[int], start: int, end: int
 ) -> None:
-    newest = sorted({(number, time): value for number, time, value in found}.items())
+    newest = sorted({(number, time): value for number, time, value in writes}.items())
     expected = [(number, time, value) for (number, time), value in newest]
-    samples, some = sorted_distinct(columns(found)), tombstones(gone)
+    samples, some = sorted_distinct(columns(writes)), tombstones(deletes)
     assert rows(samples) == expected
     block = Block(encode(samples, some))
     assert rows(block.read()) == expected
     assert len(block) == len(expected)
     assert block.deleted.ids.tolist() == some.ids.tolist()
-    wanted = np.array(sorted(ids), np.uint32)
-    assert rows(block.between(block.select(wanted, start, end), start, end)) == [
+    selected_ids = np.array(sorted(ids), np.uint32)
+    assert rows(block.between(block.select(selected_ids, start, end), start, end)) == [
         row for row in expected if row[0] in ids and start <= row[1] < end
     ]
-    kept = [row for row in expected if not any(n == row[0] and a <= row[1] < b for n, a, b in gone)]
-    assert rows(without(samples, some)) == kept
+    remaining = [row for row in expected if not any(n == row[0] and a <= row[1] < b for n, a, b in deletes)]
+    assert rows(without(samples, some)) == remaining
 
 
 @pytest.mark.usefixtures("small_chunks")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(written, deleted), min_size=3, max_size=3), st.booleans())
 def test_folding_blocks_is_associative_byte_for_byte(
-    found: list[tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]], base: bool
+    parts: list[tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]], base: bool
 ) -> None:
     model: dict[tuple[int, int], int] = {}
-    for some, gone in found:
-        model = {k: v for k, v in model.items() if not any(n == k[0] and a <= k[1] < b for n, a, b in gone)}
+    for some, deletes in parts:
+        model = {k: v for k, v in model.items() if not any(n == k[0] and a <= k[1] < b for n, a, b in deletes)}
         model |= {(number, time): value for number, time, value in some}
-    a, b, c = ((SERIES_SAMPLES, encode(sorted_distinct(columns(some)), tombstones(gone))) for some, gone in found)
+    a, b, c = ((SERIES_SAMPLES, encode(sorted_distinct(columns(some)), tombstones(deletes))) for some, deletes in parts)
     if base:
         a = (PUT, fold(None, a)[1])
     left, right = fold(fold(a, b), c), fold(a, fold(b, c))
@@ -94,11 +94,11 @@ def test_folding_blocks_is_associative_byte_for_byte(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sets(st.one_of(st.integers(1, 40), st.integers(60_000, 70_000))), min_size=3, max_size=3))
-def test_sets_of_ids_unite_byte_for_byte(found: list[set[int]]) -> None:
-    a, b, c = ((SERIES_IDS, encode_ids(BitMap(some))) for some in found)
+def test_sets_of_ids_unite_byte_for_byte(sets: list[set[int]]) -> None:
+    a, b, c = ((SERIES_IDS, encode_ids(BitMap(some))) for some in sets)
     left, right = fold(fold(a, b), c), fold(a, fold(b, c))
     assert left == right == fold_all(None, [a, b, c], False)
-    assert set(decode_ids(left[1])) == set().union(*found)
+    assert set(decode_ids(left[1])) == set().union(*sets)
 
 
 def test_values_are_bit_exact_in_long_chunks() -> None:
@@ -163,11 +163,17 @@ def test_the_directory_has_the_statistics_of_each_run() -> None:
     values = np.array([3.0, np.nan, -1.5, 4.0])
     samples = Samples(np.full(4, 5, np.uint32), np.arange(4) * 10, values.view(np.uint64))
     runs = Block(encode(samples)).runs
-    found = {name: runs[name][0].item() for name in runs}
-    assert found["id"] == 5
-    assert (found["count"], found["nans"], found["sum"], found["minimum"], found["maximum"]) == (4, 1, 5.5, -1.5, 4.0)
-    assert (found["first_time"], found["last_time"]) == (0, 30)
-    assert (found["first"], found["last"]) == (samples.bits[0], samples.bits[3])
+    statistics = {name: runs[name][0].item() for name in runs}
+    assert statistics["id"] == 5
+    assert (
+        statistics["count"],
+        statistics["nans"],
+        statistics["sum"],
+        statistics["minimum"],
+        statistics["maximum"],
+    ) == (4, 1, 5.5, -1.5, 4.0)
+    assert (statistics["first_time"], statistics["last_time"]) == (0, 30)
+    assert (statistics["first"], statistics["last"]) == (samples.bits[0], samples.bits[3])
 
 
 def test_infinities_and_series_of_nan_have_statistics() -> None:
@@ -201,9 +207,9 @@ def test_a_flipped_byte_is_refused_or_changes_values_only(at: int, flip: int) ->
 
 def test_tombstones_of_a_series_are_disjoint() -> None:
     some = tombstones([(1, 5, 9), (1, 9, 12), (1, 0, 3), (2, 0, 3), (1, 6, 7), (3, 4, 4)])
-    found = list(zip(some.ids.tolist(), some.starts.tolist(), some.ends.tolist(), strict=True))
-    assert found == [(1, 0, 3), (1, 5, 12), (2, 0, 3)]
-    assert all(a < b for a, b in pairwise(found))
+    ranges = list(zip(some.ids.tolist(), some.starts.tolist(), some.ends.tolist(), strict=True))
+    assert ranges == [(1, 0, 3), (1, 5, 12), (2, 0, 3)]
+    assert all(a < b for a, b in pairwise(ranges))
 
 
 def test_ids_far_apart_are_sorted() -> None:

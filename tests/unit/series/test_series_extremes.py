@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from series_place import SeriesPlace, block, labels
+from series_under_test import SeriesUnderTest, block, labels
 
 import penstock
 from penstock.errors import Invalid, WaitExpired
@@ -43,14 +43,14 @@ def test_single_samples_with_many_names_become_several_blocks(monkeypatch: pytes
     keys = [SeriesKey(check_labels("m", {f"name{n}": "x"}), P) for n in range(300)]
     written = SeriesSection()
     written.log.extend((keys[n % 300], T0 + n, float(n)) for n in range(700))
-    found = []
+    samples = []
     for part in written.parts:
         assert isinstance(part, SampleBlock)
         assert part.series.codes.size <= 500
-        found += [
+        samples += [
             (part.series.labels(row), time) for row, time in zip(part.index.tolist(), part.times.tolist(), strict=True)
         ]
-    assert found == [(keys[n % 300].labels, T0 + n) for n in range(700)]  # in the order of writing
+    assert samples == [(keys[n % 300].labels, T0 + n) for n in range(700)]  # in the order of writing
 
 
 def test_a_batch_of_many_names(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +86,14 @@ SETS = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("xyz"), max_si
 @settings(max_examples=50)
 @given(st.lists(st.lists(SETS, min_size=1, unique=True), min_size=1, max_size=5))
 def test_code_rows_are_equal_where_labels_are(tables: list[list[Any]]) -> None:
-    bucket, known = BucketIds(0), dict[Any, bytes]()
+    bucket, row_of = BucketIds(0), dict[Any, bytes]()
     for some in tables:
         table = LabelTable.of(some)
         for label_set, row in zip(some, bucket.known_rows(table), strict=True):
-            assert row is None or known.get(label_set, row) == row
+            assert row is None or row_of.get(label_set, row) == row
         for label_set, row in zip(some, bucket.code_rows(table, np.arange(len(table))), strict=True):
-            assert known.setdefault(label_set, row) == row
-    assert len(set(known.values())) == len(known)
+            assert row_of.setdefault(label_set, row) == row
+    assert len(set(row_of.values())) == len(row_of)
 
 
 def test_rows_with_too_many_names_are_refused(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,42 +114,42 @@ def test_rows_with_too_many_names_are_refused(store: Any, monkeypatch: pytest.Mo
 def test_times_are_divided_by_bucket(times: list[int]) -> None:
     options = SeriesOptions(bucket_s=300)
     column = np.array(times, np.int64)
-    found = [(bucket, column[places].tolist()) for bucket, places in options.by_bucket(column)]
+    by_bucket = [(bucket, column[positions].tolist()) for bucket, positions in options.by_bucket(column)]
     expected: dict[int, list[int]] = {}
     for time in times:
         expected.setdefault(options.bucket(time), []).append(time)
-    assert found == sorted(expected.items())
+    assert by_bucket == sorted(expected.items())
 
 
 def test_buckets_that_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ids, "BUCKETS_REMEMBERED_MAX", 5)
-    place = SeriesPlace()
+    shard = SeriesUnderTest()
     samples = [(labels("m", host=host), bucket * 300_000_000, bucket) for bucket in range(20) for host in "ab"]
     for _ in range(2):
-        place.write(block(samples))
-        place.write(*(block([sample]) for sample in samples))
-        assert len(place.machine._ids._buckets) <= 5
-    assert place.select() == {(some, time): bits for some, time, bits in samples}
-    assert len(place.listed()) == 40
-    place.close()
+        shard.write(block(samples))
+        shard.write(*(block([sample]) for sample in samples))
+        assert len(shard.machine._ids._buckets) <= 5
+    assert shard.select() == {(some, time): bits for some, time, bits in samples}
+    assert len(shard.listed()) == 40
+    shard.close()
 
 
 def test_a_memtable_finds_the_samples_of_a_bucket_among_many() -> None:
     """By one pass over all of them, and not by one for each bucket."""
-    place = SeriesPlace()
+    shard = SeriesUnderTest()
     samples = [(labels("m"), bucket * 300_000_000, bucket) for bucket in range(500)]
-    place.write(block(samples))
-    place.write(block([(some, time + 1, bits) for some, time, bits in samples[::2]]))
+    shard.write(block(samples))
+    shard.write(block([(some, time + 1, bits) for some, time, bits in samples[::2]]))
     expected = {(some, time): bits for some, time, bits in samples}
     expected |= {(some, time + 1): bits for some, time, bits in samples[::2]}
-    assert place.select() == expected
-    state = place.machine.snapshot()
+    assert shard.select() == expected
+    state = shard.machine.snapshot()
     for memtable in state._view.memtables():
         assert isinstance(memtable, SeriesMemtable)
         assert memtable.buckets() == sorted(memtable._grouped or ())
         assert not memtable._parts
     state.close()
-    place.close()
+    shard.close()
 
 
 # -- queries
@@ -165,15 +165,15 @@ def test_an_aggregate_has_a_bound(store: Any, monkeypatch: pytest.MonkeyPatch, f
     for function in ("sum", "increase"):
         with pytest.raises(Invalid, match=r"at most 50 results: give a longer step"):
             metrics.aggregate("m", function=function, step=1e-6)
-    found = metrics.aggregate("m", function="sum", step=2)
-    assert found.column("value").to_pylist() == [2.0 * (n + n + 1) for n in range(0, 100, 2)]
+    totals = metrics.aggregate("m", function="sum", step=2)
+    assert totals.column("value").to_pylist() == [2.0 * (n + n + 1) for n in range(0, 100, 2)]
 
 
 @pytest.mark.parametrize("selector", ['{n=~".*7"}', '{n!~".*7"}', '{n=~".+"}', "{}"])
 def test_matching_checks_the_deadline(selector: str) -> None:
     """A regular expression may take milliseconds for a value: a query that is out of time must not test them all."""
-    place = SeriesPlace()
-    place.write(block([(labels("m", n=str(n)), n * 60_000_000, n) for n in range(200)]))
+    shard = SeriesUnderTest()
+    shard.write(block([(labels("m", n=str(n)), n * 60_000_000, n) for n in range(200)]))
     calls = 0
 
     def check() -> None:
@@ -182,7 +182,7 @@ def test_matching_checks_the_deadline(selector: str) -> None:
         if calls > 10:
             raise WaitExpired("too late")
 
-    state = place.machine.snapshot()
+    state = shard.machine.snapshot()
     matchers = parse_selector(selector)
     for query in (
         lambda: state.match(matchers, TIME_MIN, TIME_MAX, check),
@@ -194,4 +194,4 @@ def test_matching_checks_the_deadline(selector: str) -> None:
         with pytest.raises(WaitExpired):
             query()
     state.close()
-    place.close()
+    shard.close()

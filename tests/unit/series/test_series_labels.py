@@ -81,18 +81,18 @@ def test_a_table_keeps_its_label_sets(sets: list[Labels], shards: int) -> None:
     check_table(table)
     copy = decode_table(table.encode())
     check_table(copy)
-    for made in (table, copy):
-        assert [made.labels(row) for row in range(len(made))] == sets
-        assert made.label_bytes() == [encode_labels(labels) for labels in sets]
-        assert made.fingerprints.tolist() == [list(fingerprint_of(labels)) for labels in sets]
-    found: dict[int, Labels] = {}
+    for candidate in (table, copy):
+        assert [candidate.labels(row) for row in range(len(candidate))] == sets
+        assert candidate.label_bytes() == [encode_labels(labels) for labels in sets]
+        assert candidate.fingerprints.tolist() == [list(fingerprint_of(labels)) for labels in sets]
+    by_row: dict[int, Labels] = {}
     for shard, (part, rows) in enumerate(table.by_shard(shards)):
         check_table(part)
         assert part.encode() == LabelTable(part.names, part.values, part.codes).encode()
         for row, original in enumerate(rows.tolist()):
             assert shard_number_of(fingerprint_of(sets[original]), shards) == shard
-            found[original] = part.labels(row)
-    assert [found[row] for row in range(len(sets))] == sets
+            by_row[original] = part.labels(row)
+    assert [by_row[row] for row in range(len(sets))] == sets
 
 
 def test_a_malformed_table_is_refused() -> None:

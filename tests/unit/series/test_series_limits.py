@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from series_place import SeriesPlace, block, labels
+from series_under_test import SeriesUnderTest, block, labels
 
 import penstock
 from penstock.errors import ConditionFailed, Invalid
@@ -109,40 +109,45 @@ def test_a_write_that_failed_counts_for_a_while(store: Any, monkeypatch: pytest.
 
 
 def test_admitted_series_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = AdmittedSeries()
+    admissions = AdmittedSeries()
     table = LabelTable.of([check_labels("cpu", {"n": str(number)}) for number in range(5)])
     keys = dictionary_keys(7, table.fingerprints)
-    known.add({7: {"cpu": keys[:2]}}, T0 - 1)
-    known.add({7: {"cpu": keys[2:], "mem": keys[:1]}}, T0)
-    assert (known.count(7), known.count(7, "cpu"), known.count(7, "mem"), known.count(8)) == (6, 5, 1, 0)
-    assert known.new(7, "cpu", keys) == known.new(8, "cpu", []) == 0
-    assert known.new(7, "mem", keys) == 4
-    known.forget(T0 + 59_999_998)
-    assert known.count(7) == 6
-    known.forget(T0 + 59_999_999)
-    assert (known.count(7, "cpu"), known.new(7, "cpu", keys)) == (3, 2)
-    known.remove(7, keys[3:])
-    assert known.count(7) == 2
-    known.forget(T0 + 60_000_000)
-    assert not known._admissions
-    known.add({7: {"cpu": keys}}, T0)
+    admissions.add({7: {"cpu": keys[:2]}}, T0 - 1)
+    admissions.add({7: {"cpu": keys[2:], "mem": keys[:1]}}, T0)
+    assert (admissions.count(7), admissions.count(7, "cpu"), admissions.count(7, "mem"), admissions.count(8)) == (
+        6,
+        5,
+        1,
+        0,
+    )
+    assert admissions.new(7, "cpu", keys) == admissions.new(8, "cpu", []) == 0
+    assert admissions.new(7, "mem", keys) == 4
+    admissions.forget(T0 + 59_999_998)
+    assert admissions.count(7) == 6
+    admissions.forget(T0 + 59_999_999)
+    assert (admissions.count(7, "cpu"), admissions.new(7, "cpu", keys)) == (3, 2)
+    admissions.remove(7, keys[3:])
+    assert admissions.count(7) == 2
+    admissions.forget(T0 + 60_000_000)
+    assert not admissions._admissions
+    admissions.add({7: {"cpu": keys}}, T0)
     monkeypatch.setattr(admitted, "ADMITTED_MAX", 4)
-    known.forget(T0)
-    assert not known._admissions
+    admissions.forget(T0)
+    assert not admissions._admissions
 
 
 def test_withdrawn_series_do_not_count() -> None:
-    known, keys = AdmittedSeries(), [b"a", b"b", b"c"]
-    first = known.add({7: {"cpu": keys[:2]}, 8: {"cpu": keys}}, T0)
-    second = known.add({7: {"cpu": keys[1:]}}, T0)
-    known.remove(8, keys[:1])
-    known.withdraw(first)
-    assert (known.count(7), known.count(8)) == (2, 0)  # b waits in the second write, too
-    known.withdraw(second)
-    known.withdraw(second)
-    assert known.new(7, "cpu", keys) == 2  # b may still be applied by either: it is forgotten later
-    known.forget(T0 + 60_000_000)
-    assert not known._admissions
+    admissions, keys = AdmittedSeries(), [b"a", b"b", b"c"]
+    first = admissions.add({7: {"cpu": keys[:2]}, 8: {"cpu": keys}}, T0)
+    second = admissions.add({7: {"cpu": keys[1:]}}, T0)
+    admissions.remove(8, keys[:1])
+    admissions.withdraw(first)
+    assert (admissions.count(7), admissions.count(8)) == (2, 0)  # b waits in the second write, too
+    admissions.withdraw(second)
+    admissions.withdraw(second)
+    assert admissions.new(7, "cpu", keys) == 2  # b may still be applied by either: it is forgotten later
+    admissions.forget(T0 + 60_000_000)
+    assert not admissions._admissions
 
 
 @contextmanager
@@ -169,7 +174,7 @@ def at_every_line(act: Callable[[], None]) -> Iterator[None]:
 def test_a_series_counts_once_while_it_is_applied(reopened: bool, emptied: bool) -> None:
     """Whenever an admission comes, at every line of an apply, it counts those that were there and those admitted."""
     options = penstock.SeriesOptions(bucket_s=3_600)
-    place = SeriesPlace(options=options)
+    shard = SeriesUnderTest(options=options)
 
     def block(numbers: range, hours: int) -> SampleBlock:
         table = LabelTable.of([check_labels("cpu", {"n": str(number)}) for number in numbers])
@@ -177,20 +182,20 @@ def test_a_series_counts_once_while_it_is_applied(reopened: bool, emptied: bool)
         times = np.repeat(3_600_000_000 * np.arange(hours), len(numbers))
         return SampleBlock(table, index, times, np.zeros(len(index), np.uint64))
 
-    place.write(block(range(5), 2))
+    shard.write(block(range(5), 2))
     if emptied:
-        place.write(SeriesDelete('cpu{n="0"}'))
+        shard.write(SeriesDelete('cpu{n="0"}'))
     if reopened:
-        place.flush()
-        place.reopen()
-    machine, new = place.machine, block(range(9) if emptied else range(3, 9), 3)
+        shard.flush()
+        shard.reopen()
+    machine, new = shard.machine, block(range(9) if emptied else range(3, 9), 3)
     admit_sections("metrics", [SeriesSection(new)], options, machine, T0)
-    buckets, seen = [options.bucket(3_600_000_000 * hour) for hour in range(3)], list[Any]()
+    buckets, totals = [options.bucket(3_600_000_000 * hour) for hour in range(3)], list[Any]()
 
     def counts() -> None:
         if machine.admitted.lock.acquire(blocking=False):  # an admission would wait for it
             try:
-                seen.append(
+                totals.append(
                     tuple(
                         machine.series_count(bucket, metric) + machine.admitted.count(bucket, metric)
                         for metric in (None, "cpu")
@@ -201,11 +206,11 @@ def test_a_series_counts_once_while_it_is_applied(reopened: bool, emptied: bool)
                 machine.admitted.lock.release()
 
     with at_every_line(counts):
-        place.write(new)
-    assert len(seen) > 100
-    assert set(seen) == {(9, 9, 9 if emptied else 6) * 2}
+        shard.write(new)
+    assert len(totals) > 100
+    assert set(totals) == {(9, 9, 9 if emptied else 6) * 2}
     assert not machine.admitted._admissions
-    place.close()
+    shard.close()
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -441,9 +446,9 @@ def test_a_load_whose_files_are_committed_twice_counts_once(tmp_path: Path, monk
 
 def test_a_write_without_new_series_leaves_the_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """An admission changes the counts under their lock; an apply that does not take it must not touch them."""
-    place = SeriesPlace()
+    shard = SeriesUnderTest()
     rows = [(labels("cpu", n=str(number)), T0, number) for number in range(5)]
-    place.write(block(rows))
+    shard.write(block(rows))
     touched = list[bool]()
     for name in ("remove", "add", "withdraw", "forget"):
         right = getattr(AdmittedSeries, name)
@@ -456,9 +461,9 @@ def test_a_write_without_new_series_leaves_the_counts_alone(monkeypatch: pytest.
             return right(self, *arguments)
 
         monkeypatch.setattr(AdmittedSeries, name, noticed)
-    place.write(block([(who, T0 + 1, bits) for who, _, bits in rows[:3]]))  # some of a table that was written before
-    place.write(block([(who, T0 + 2, bits) for who, _, bits in rows[::-1]]))  # a table that is not remembered whole
+    shard.write(block([(series, T0 + 1, bits) for series, _, bits in rows[:3]]))  # some of a table written before
+    shard.write(block([(series, T0 + 2, bits) for series, _, bits in rows[::-1]]))  # a table not remembered whole
     assert touched == []
-    place.write(block([(labels("cpu", n="new"), T0, 1)]))
+    shard.write(block([(labels("cpu", n="new"), T0, 1)]))
     assert touched == [True]
-    place.close()
+    shard.close()

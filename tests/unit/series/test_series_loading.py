@@ -135,19 +135,19 @@ class LoadScenario:
             batch.load("users", self.keys)
         history.note("loaded")
 
-    def found(self, store: Store) -> tuple[int, int]:
+    def row_counts(self, store: Store) -> tuple[int, int]:
         if "users" not in store.tables():
             return 0, 0
         return store.series("metrics").select("cpu").num_rows, len(dict(store.kv("users").scan()))
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
         store = open_here(disk, self.clock)
-        if self.found(store) not in ([(60, 1)] if ("loaded",) in history.events else [(0, 0), (60, 1)]):
-            raise Violation(f"{self.found(store)} rows of a load are there")
+        if self.row_counts(store) not in ([(60, 1)] if ("loaded",) in history.events else [(0, 0), (60, 1)]):
+            raise Violation(f"{self.row_counts(store)} rows of a load are there")
         if ("made",) in history.events:
             self.load(store, history)
-            if self.found(store) != (60, 1):
-                raise Violation(f"{self.found(store)} rows of a load that was done again are there")
+            if self.row_counts(store) != (60, 1):
+                raise Violation(f"{self.row_counts(store)} rows of a load that was done again are there")
         store.close()
 
 

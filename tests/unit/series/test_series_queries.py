@@ -42,7 +42,7 @@ class MemoryShard(SeriesShard):
     def match(
         self, matchers: Sequence[Matcher], start: int, end: int, check: Check = unchecked
     ) -> list[tuple[int, Any]]:
-        found = []
+        matches = []
         for bucket in sorted(self.buckets):
             if OPTIONS.bucket_start(bucket) < end and OPTIONS.bucket_start(bucket + 1) > start:
                 ids = [
@@ -51,12 +51,12 @@ class MemoryShard(SeriesShard):
                     if all(matcher.matches(dict(labels).get(matcher.name, "")) for matcher in matchers)
                 ]
                 if ids:
-                    found.append((bucket, np.array(ids, np.uint32)))
-        return found
+                    matches.append((bucket, np.array(ids, np.uint32)))
+        return matches
 
     def _labels(self, bucket: int, ids: Any) -> list[Labels]:
-        known = list(self.buckets[bucket])
-        return [known[number - 1] for number in ids.tolist()]
+        label_sets = list(self.buckets[bucket])
+        return [label_sets[number - 1] for number in ids.tolist()]
 
     def labels_of(self, bucket: int, ids: Any) -> list[bytes]:
         return list(map(encode_labels, self._labels(bucket, ids)))
@@ -84,10 +84,10 @@ class MemoryShard(SeriesShard):
         summed: dict[tuple[int, int], list[tuple[int, float]]] = {}
         for columns in self.read(bucket, ids, start, end):
             whole = np.zeros(len(columns[0]), np.bool_)
-            for place, (number, time, bits) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            for row, (number, time, bits) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
                 value = float(np.array([bits], np.uint64).view(np.float64)[0])
                 if number % 2 and not math.isnan(value):
-                    whole[place] = True
+                    whole[row] = True
                     summed.setdefault((number, time // step_us if step_us else 0), []).append((time, value))
             rest = columns[0][~whole], columns[1][~whole], columns[2][~whole]
             yield rest, RunSummaries(*(np.zeros(0) for _ in RunSummaries._fields))
@@ -99,8 +99,8 @@ class MemoryShard(SeriesShard):
         table: Any = [np.array(column) for column in zip(*runs, strict=True)] or [np.zeros(0)] * 6
         types: Any = (np.uint32, np.uint32, np.int64, np.float64, np.float64, np.float64)
         nothing = np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.uint64)
-        found: Any = [*(column.astype(kind) for column, kind in zip(table, types, strict=True)), lasts]
-        yield nothing, RunSummaries(*found)
+        summaries: Any = [*(column.astype(kind) for column, kind in zip(table, types, strict=True)), lasts]
+        yield nothing, RunSummaries(*summaries)
 
     def statistics(self) -> dict[str, int]:
         return {"memory_bytes": 5, "files": 2, "file_bytes": 7, "runs": 3}
@@ -118,9 +118,9 @@ class MemoryShard(SeriesShard):
         return {dict(labels)[name] for labels in self._matching(matchers, start, end) if name in dict(labels)}
 
     def label_codes(self, bucket: int, name: str, ids: Any, check: Check = unchecked) -> tuple[list[str], Any]:
-        found = [dict(labels).get(name, "") for labels in self._labels(bucket, ids)]
-        values = sorted({"", *found})
-        return values, np.array([values.index(value) for value in found], np.int64)
+        by_id = [dict(labels).get(name, "") for labels in self._labels(bucket, ids)]
+        values = sorted({"", *by_id})
+        return values, np.array([values.index(value) for value in by_id], np.int64)
 
     def metadata(self) -> Iterable[MetricMetadata]:
         return [MetricMetadata("mem", "gauge"), MetricMetadata("cpu", "counter", "s", "help")]
@@ -162,11 +162,11 @@ def shards_of(samples: list[Sample], count: int) -> list[SeriesShard]:
 
 def expected(samples: list[Sample], selector: str, start: int, end: int) -> dict[Labels, list[tuple[int, float]]]:
     matchers = parse_selector(selector)
-    found: dict[Labels, dict[int, float]] = {}
+    by_series: dict[Labels, dict[int, float]] = {}
     for labels, time, value in samples:
         if start <= time < end and all(m.matches(dict(labels).get(m.name, "")) for m in matchers):
-            found.setdefault(labels, {})[time] = value
-    return {labels: sorted(by_time.items()) for labels, by_time in found.items()}
+            by_series.setdefault(labels, {})[time] = value
+    return {labels: sorted(by_time.items()) for labels, by_time in by_series.items()}
 
 
 def run(name: str, query: SeriesQuery, shards: Sequence[SeriesShard]) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ def test_select(samples: list[Sample], selector: str, bounds: tuple[int, int], s
     finally:
         queries.SLICE_SERIES = before
     table = pa.Table.from_batches(batches, SAMPLES)
-    found: dict[Labels, list[tuple[int, int]]] = {}
+    by_series: dict[Labels, list[tuple[int, int]]] = {}
     last: Labels | None = None
     values = table.column("value").to_numpy().view(np.uint64).tolist() if table.num_rows else []
     times = table.column("time").cast(pa.int64()).to_pylist()
@@ -197,11 +197,13 @@ def test_select(samples: list[Sample], selector: str, bounds: tuple[int, int], s
         table.column("metric").to_pylist(), table.column("labels").to_pylist(), times, values, strict=True
     ):
         labels = check_labels(metric, dict(pairs))
-        assert labels == last or labels not in found, "the samples of one series follow each other"
-        found.setdefault(labels, []).append((time, value))
+        assert labels == last or labels not in by_series, "the samples of one series follow each other"
+        by_series.setdefault(labels, []).append((time, value))
         last = labels
-    wanted = expected(samples, selector, *bounds)
-    assert found == {labels: [(time, bits(value)) for time, value in rows] for labels, rows in wanted.items()}
+    expected_rows = expected(samples, selector, *bounds)
+    assert by_series == {
+        labels: [(time, bits(value)) for time, value in rows] for labels, rows in expected_rows.items()
+    }
 
 
 @given(LISTS, RANGES)
@@ -255,32 +257,32 @@ def test_aggregates(
         table.column("value").to_pylist(),
         strict=True,
     )
-    found = {(tuple(sorted(pairs)), time): value for pairs, time, value in rows}
-    assert len(found) == table.num_rows
-    assert list(found) == sorted(found, key=lambda key: ([dict(key[0]).get(name, "") for name in by], key[1] or 0))
+    values = {(tuple(sorted(pairs)), time): value for pairs, time, value in rows}
+    assert len(values) == table.num_rows
+    assert list(values) == sorted(values, key=lambda key: ([dict(key[0]).get(name, "") for name in by], key[1] or 0))
 
-    wanted: dict[Any, dict[Labels, list[tuple[int, float]]]] = {}
+    groups: dict[Any, dict[Labels, list[tuple[int, float]]]] = {}
     rises: dict[Any, float] = {}
     for labels, some in expected(samples, "{}", *bounds).items():
         group = tuple(sorted((name, value) for name, value in labels if name in by))
         some = [(time, value) for time, value in some if bits(value) != STALE_BITS]
-        for place, (time, value) in enumerate(some):
+        for position, (time, value) in enumerate(some):
             key = group, time // step * step if step else None
-            wanted.setdefault(key, {}).setdefault(labels, []).append((time, value))
-            if place:
-                rise = value if value < some[place - 1][1] else value - some[place - 1][1]  # NaN is no reset
+            groups.setdefault(key, {}).setdefault(labels, []).append((time, value))
+            if position:
+                rise = value if value < some[position - 1][1] else value - some[position - 1][1]  # NaN is no reset
                 rises[key] = rises.get(key, 0.0) + rise
     if function in ("rate", "increase"):
         results: dict[Any, Any] = {key: v / (step / 1e6) if function == "rate" else v for key, v in rises.items()}
     else:
-        results = {key: reduced(function, some, step, quantile) for key, some in wanted.items()}
-    assert found.keys() == results.keys()
+        results = {key: reduced(function, some, step, quantile) for key, some in groups.items()}
+    assert values.keys() == results.keys()
     for key, result in results.items():
         choices = result if isinstance(result, list) else [result]
         assert any(
-            found[key] == pytest.approx(choice, rel=1e-9, abs=1e-9, nan_ok=True) or found[key] == choice
+            values[key] == pytest.approx(choice, rel=1e-9, abs=1e-9, nan_ok=True) or values[key] == choice
             for choice in choices
-        ), (key, found[key], choices)
+        ), (key, values[key], choices)
 
 
 def test_labels_values_series_metadata_and_cardinality() -> None:

@@ -122,8 +122,8 @@ def test_a_pattern_with_a_parenthesis_of_its_own(pattern: str) -> None:
 @pytest.mark.parametrize("function", ["increase", "rate"])
 def test_a_counter_does_not_fall_beside_a_nan(metrics: Any, function: Any) -> None:
     metrics.write_columns("hits", [1e9, np.nan, 1e9 + 1, 1e9 + 3, 2.0], times=np.arange(5) * 1_000_000)
-    found = metrics.aggregate("hits", function=function, step=1).column("value").to_pylist()
-    np.testing.assert_array_equal(found, [np.nan, np.nan, 2.0, 2.0])
+    values = metrics.aggregate("hits", function=function, step=1).column("value").to_pylist()
+    np.testing.assert_array_equal(values, [np.nan, np.nan, 2.0, 2.0])
 
 
 def test_the_series_of_a_batch_count_together(tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_arrays_that_lose_nothing(metrics: Any) -> None:
     metrics.write_columns("plain", plain, times=np.ma.MaskedArray([1, 2]))
     metrics.write_columns("long", np.array([0.5, np.inf, -np.inf], np.longdouble), times=[1, 2, 3])
     metrics.write_columns("half", np.array([0.5, 1.5], np.float16), times=[1, 2])
-    found = {name: metrics.select(name).column("value").to_pylist() for name in ("plain", "long", "half")}
-    assert found == {"plain": [5.0, 6.0], "long": [0.5, np.inf, -np.inf], "half": [0.5, 1.5]}
+    values = {name: metrics.select(name).column("value").to_pylist() for name in ("plain", "long", "half")}
+    assert values == {"plain": [5.0, 6.0], "long": [0.5, np.inf, -np.inf], "half": [0.5, 1.5]}
 
 
 def test_times_of_numpy(metrics: Any) -> None:
@@ -197,8 +197,8 @@ def test_times_of_numpy(metrics: Any) -> None:
 
 
 def test_a_label_of_by_that_no_series_has(metrics: Any) -> None:
-    found = metrics.aggregate("cpu", function="count", by=["hst"]).to_pylist()
-    assert [(row["labels"], row["value"]) for row in found] == [([], 1.0)]
+    rows = metrics.aggregate("cpu", function="count", by=["hst"]).to_pylist()
+    assert [(row["labels"], row["value"]) for row in rows] == [([], 1.0)]
 
 
 class Text(str):
@@ -210,15 +210,15 @@ class Text(str):
 @pytest.mark.parametrize("name", ["metric", "type", "unit", "help"])
 def test_metadata_become_plain_texts(metrics: Any, name: str) -> None:
     """What cannot be encoded would stop the writes of the whole store."""
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     for text in (Text("gauge"), np.str_("gauge")):
-        given = {"metric": "cpu", name: text}
-        metrics.set_metadata(given.pop("metric"), **given, durable=True)
+        arguments = {"metric": "cpu", name: text}
+        metrics.set_metadata(arguments.pop("metric"), **arguments, durable=True)
     stored = metrics.metadata()["gauge" if name == "metric" else "cpu"]
     assert getattr(stored, name) == "gauge"
     for wrong in (None, 5, b"gauge", np.array(["gauge"]), "x\ud800"):
-        given = {"metric": "cpu", name: wrong}
-        refused(metrics, lambda given=given: metrics.set_metadata(**given))
+        arguments = {"metric": "cpu", name: wrong}
+        refused(metrics, lambda arguments=arguments: metrics.set_metadata(**arguments))
 
 
 @pytest.mark.parametrize("timeout_s", [np.int64(5), np.float64(5.5), True, "5", 0, -1, np.nan, 1e9])

@@ -55,8 +55,8 @@ def expected(samples: dict[tuple[str, str, int], float], step_s: int) -> dict[tu
     result: dict[tuple[str, str, int], float] = {}
     for (metric, host, time), some in steps.items():
         values = [value for _, value in some]
-        found = (len(values), math.fsum(values), min(values), max(values), values[-1])
-        for name, value in zip(rollups.ROLLED, found, strict=True):
+        totals = (len(values), math.fsum(values), min(values), max(values), values[-1])
+        for name, value in zip(rollups.ROLLED, totals, strict=True):
             result[f"{metric}:{name}", host, time] = value
     return result
 
@@ -362,8 +362,8 @@ def test_late_samples_where_retention_deleted_others(tmp_path: Path, bucket_s: i
         fake.advance((7_200 + 40 * 60) if bucket_s < 86_400 else 2 * 86_400)
         store.port.maintain()  # deletes buckets of the source: the first half of the hour, or the day
         store.flush()
-        gone = len(samples) - source.to_arrow().num_rows
-        assert gone
+        deleted_count = len(samples) - source.to_arrow().num_rows
+        assert deleted_count
         for back_s in (0, 5_000):  # a clock that goes back opens nothing
             fake.jump(-back_s)
             for n in (1, 58):

@@ -57,9 +57,9 @@ def decoded(metrics: Any, monkeypatch: pytest.MonkeyPatch, **more: Any) -> int:
     return len(chunks)
 
 
-def same(found: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:
+def same(actual: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:
     for function in PLAIN:
-        for one, other in zip(found[function], expected[function], strict=True):
+        for one, other in zip(actual[function], expected[function], strict=True):
             assert (one["labels"], one["time"]) == (other["labels"], other["time"])
             if function in ("sum", "avg"):
                 assert one["value"] == pytest.approx(other["value"], rel=1e-12, abs=1e-12, nan_ok=True)
@@ -122,8 +122,8 @@ def test_sums_past_the_largest_number_warn_nobody(tmp_path: Path) -> None:
         wide: Any = store.series("wide")
         wide.write_columns("m", [1e308, 1e308, -1e308, np.inf, -np.inf], times=T0 + np.arange(5))
         names = (*PLAIN, "rate")
-        found = {name: wide.aggregate("m", function=name, step=1).column("value")[0].as_py() for name in names}
-        assert np.isnan(found["sum"])
-        assert (found["min"], found["max"], found["count"]) == (-np.inf, np.inf, 5)
+        results = {name: wide.aggregate("m", function=name, step=1).column("value")[0].as_py() for name in names}
+        assert np.isnan(results["sum"])
+        assert (results["min"], results["max"], results["count"]) == (-np.inf, np.inf, 5)
         wide.delete("m", T0 + 2, T0 + 5)
         assert wide.aggregate("m", function="sum").column("value").to_pylist() == [np.inf]

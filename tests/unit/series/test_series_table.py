@@ -39,8 +39,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 def rows(table: pa.Table) -> list[tuple[str, dict[str, str], int, float]]:
     table = table.set_column(2, "time", table.column("time").cast(pa.int64()))
-    found = [(row["metric"], dict(row["labels"]), row["time"], row["value"]) for row in table.to_pylist()]
-    return sorted(found, key=lambda row: (row[0], sorted(row[1].items()), row[2]))
+    samples = [(row["metric"], dict(row["labels"]), row["time"], row["value"]) for row in table.to_pylist()]
+    return sorted(samples, key=lambda row: (row[0], sorted(row[1].items()), row[2]))
 
 
 def test_samples_are_written_and_selected(store: Any) -> None:
@@ -86,8 +86,8 @@ def test_labels_series_metadata_and_cardinality(store: Any) -> None:
     assert metrics.label_values("__name__") == ["cpu", "mem"]
     assert metrics.label_values("host", "mem") == ["a"]
     assert metrics.label_values("host", start=40 * HOUR_US) == ["a"]
-    found = [(row["metric"], dict(row["labels"])) for row in metrics.series('{host="a"}').to_pylist()]
-    assert sorted(found, key=repr) == [("cpu", {"dc": "x", "host": "a"}), ("mem", {"host": "a"})]
+    series = [(row["metric"], dict(row["labels"])) for row in metrics.series('{host="a"}').to_pylist()]
+    assert sorted(series, key=repr) == [("cpu", {"dc": "x", "host": "a"}), ("mem", {"host": "a"})]
     assert metrics.metadata() == {"cpu": penstock.MetricMetadata("cpu", "gauge", "s", "")}
     assert metrics.metadata("mem") == {}
     counted = metrics.cardinality()
@@ -103,9 +103,9 @@ def test_statistics(store: Any) -> None:
     for number in range(10):
         metrics.write("cpu", 1.0, {"n": str(number)}, time=number % 3 * 24 * HOUR_US)
     store.flush()
-    found = metrics.statistics()
-    assert (found.shards, found.buckets, found.series, found.files) == (2, 3, 4, 0)
-    assert found.memory_bytes > 0
+    statistics = metrics.statistics()
+    assert (statistics.shards, statistics.buckets, statistics.series, statistics.files) == (2, 3, 4, 0)
+    assert statistics.memory_bytes > 0
     with store.snapshot() as snapshot:
         assert snapshot.series("metrics").statistics().series == 4
 
@@ -142,8 +142,8 @@ def test_values_keep_their_bits(store: Any) -> None:
     values = [STALE, float("nan"), float("inf"), -0.0, 5e-324]
     metrics.write_columns("cpu", values, times=range(5))
     metrics.write("one", STALE, time=0)
-    wanted = [struct.unpack("<Q", struct.pack("<d", value))[0] for value in values]
-    assert metrics.select("cpu").column("value").to_numpy().view(np.uint64).tolist() == wanted
+    expected = [struct.unpack("<Q", struct.pack("<d", value))[0] for value in values]
+    assert metrics.select("cpu").column("value").to_numpy().view(np.uint64).tolist() == expected
     assert metrics.select("one").column("value").to_numpy().view(np.uint64).tolist() == [STALE_BITS]
 
 
@@ -222,8 +222,8 @@ def test_old_buckets_are_deleted() -> None:
         store.flush()
         store.port.maintain()
         store.flush()
-        kept = set(metrics.select("cpu").column("value").to_pylist())
-        assert {0.0, 1.0, 2.0} <= kept <= {0.0, 1.0, 2.0, 3.0}
+        remaining = set(metrics.select("cpu").column("value").to_pylist())
+        assert {0.0, 1.0, 2.0} <= remaining <= {0.0, 1.0, 2.0, 3.0}
         before = metrics.to_arrow()
     with open_store("/store", fs=disk, clock=clock, engine=MemoryEngine, settings=SETTINGS) as store:
         assert rows(store.series("metrics").to_arrow()) == rows(before)

@@ -26,12 +26,12 @@ def rolled(samples: dict[tuple[str, int], float]) -> dict[tuple[str, str, int], 
     steps: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for (host, time), value in sorted(samples.items()):
         steps.setdefault((host, time // (STEP_S * 10**6) * STEP_S * 10**6), []).append((time, value))
-    found: dict[tuple[str, str, int], float] = {}
+    rollup: dict[tuple[str, str, int], float] = {}
     for (host, time), some in steps.items():
         values = [value for _, value in some]
         results = (len(values), sum(values), min(values), max(values), values[-1])
-        found |= {(f"cpu:{name}", host, time): float(v) for name, v in zip(rollups.ROLLED, results, strict=True)}
-    return found
+        rollup |= {(f"cpu:{name}", host, time): float(v) for name, v in zip(rollups.ROLLED, results, strict=True)}
+    return rollup
 
 
 def contents(table: Any, selector: str) -> dict[tuple[str, str, int], float]:
@@ -169,15 +169,15 @@ def test_an_owner_that_is_killed_in_the_middle_of_rollups(tmp_path: Path) -> Non
         with penstock.open(path) as store:
             for number in range(first):
                 times = T0 + MINUTE * ((7 * number + np.arange(30)) % 600)
-                for place, time in enumerate(times.tolist()):
-                    expected[f"h{number % 3}", time] = float(number + place)
-            found = {key[1:]: value for key, value in contents(store.series("metrics"), "cpu").items()}
+                for position, time in enumerate(times.tolist()):
+                    expected[f"h{number % 3}", time] = float(number + position)
+            samples = {key[1:]: value for key, value in contents(store.series("metrics"), "cpu").items()}
             late = T0 + MINUTE * ((7 * first + np.arange(30)) % 600)  # one more may be there, whole
-            if found != expected:
-                for place, time in enumerate(late.tolist()):
-                    expected[f"h{first % 3}", time] = float(first + place)
+            if samples != expected:
+                for position, time in enumerate(late.tolist()):
+                    expected[f"h{first % 3}", time] = float(first + position)
                 first += 1
-            assert found == expected
+            assert samples == expected
             store.roll_up("rolled")
             assert contents(store.series("rolled"), '{__name__=~"cpu:.*"}') == rolled(expected)
             assert store.troubles() == []

@@ -45,7 +45,7 @@ def block(samples: Sequence[Sample]) -> SampleBlock:
 
 def select(state: SeriesState, selector: str = "{}", start: int = TIME_MIN, end: int = TIME_MAX) -> Contents:
     """What a shard holds, as the model has it; raises if a row comes twice or out of order."""
-    found: Contents = {}
+    contents: Contents = {}
     for bucket, ids in state.match(parse_selector(selector), start, end):
         by_id = dict(zip(ids.tolist(), map(decode_labels, state.labels_of(bucket, ids)), strict=True))
         last = (0, TIME_MIN - 1)
@@ -53,9 +53,9 @@ def select(state: SeriesState, selector: str = "{}", start: int = TIME_MIN, end:
             for number, time, bits in zip(*(column.tolist() for column in columns), strict=True):
                 assert (number, time) > last, "rows come twice or out of order"
                 last = (number, time)
-                assert (by_id[number], time) not in found, "a row comes twice"
-                found[by_id[number], time] = bits
-    return found
+                assert (by_id[number], time) not in contents, "a row comes twice"
+                contents[by_id[number], time] = bits
+    return contents
 
 
 def listed(state: SeriesState) -> set[tuple[int, Labels]]:
@@ -84,8 +84,8 @@ class SeriesModel:
         elif isinstance(part, MetricMetadata):
             self.metadata[part.metric] = part
         elif isinstance(part, SeriesDelete):
-            gone = self.select(part.selector, part.start, part.end)
-            self.samples = {key: bits for key, bits in self.samples.items() if key not in gone}
+            deleted = self.select(part.selector, part.start, part.end)
+            self.samples = {key: bits for key, bits in self.samples.items() if key not in deleted}
             matchers, start = parse_selector(part.selector), self._options.bucket_start
             self.listed -= {
                 (bucket, some)
@@ -112,8 +112,8 @@ class SeriesModel:
         return copy
 
 
-class SeriesPlace(TreePlace):
-    """Where a series shard lives."""
+class SeriesUnderTest(TreePlace):
+    """A series shard with what it needs to run, reopen and replay its records."""
 
     def __init__(
         self,
