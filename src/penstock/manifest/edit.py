@@ -179,7 +179,7 @@ class ManifestEdit:
         DB.put(self._view, operation.db_id, value)
 
     def _delete_db(self, operation: DeleteDb) -> None:
-        """Remove a descriptor, which is the last that goes: what it describes could not be found without it."""
+        """Remove a descriptor, as the last row of its table: without it the others could not be found."""
         old = DB.get(self._view, operation.db_id)
         if old is None:
             return

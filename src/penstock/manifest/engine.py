@@ -69,7 +69,7 @@ class ManifestEngine(Protocol):
         """Enlarge the store after `ManifestFull`; False at the limit. Deletes may exceed it: they free space."""
 
     def maintain(self) -> None:
-        """Do periodic work: release what dead readers hold."""
+        """Do periodic work, such as to release the slots of readers that died."""
 
     def copy(self, target: str) -> None:
         """Write a snapshot to a new file, not yet synced."""

@@ -306,7 +306,7 @@ class LmdbEngine:
         self._check_readers()
 
     def _check_readers(self) -> None:
-        """Release what dead readers hold."""
+        """Release the slots of readers that died."""
         with self._lock:
             self._check_open()
             if not self._panicked:  # the next write reopens it
@@ -322,7 +322,7 @@ class LmdbEngine:
                 logger.error("%s", error)
                 raise
             self._unchecked = None
-            unchecked.close()  # another thread may still use it: what it asks for was compared
+            unchecked.close()  # another thread may still use it: every page was compared
 
     def copy(self, target: str) -> None:
         with self.read():  # so that the map is not resized meanwhile
@@ -362,7 +362,7 @@ class LmdbEngine:
             finally:
                 file.close()
             _write_note(self._fs, self._path, stamp.encode())
-        except Closed:  # the folder is gone: whoever closes the store is told so
+        except Closed:  # the folder is gone: the caller that closes the store must know
             raise
         except (OSError, PenstockError) as error:
             logger.warning(

@@ -87,7 +87,7 @@ class ClosingStamp:
 
 
 def read_stamp(fs: FileSystem, path: str) -> tuple[bytes, ClosingStamp | None]:
-    """Return what `manifest.owner` says (cut short), and the stamp if it is one."""
+    """Return the beginning of `manifest.owner`, and the stamp in it if that is valid."""
     note = fs.open(path)
     try:
         noted = note.pread(max(note.size(), 1), 0)

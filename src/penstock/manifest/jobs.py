@@ -134,7 +134,7 @@ class JobQueue:
         return None if job is None else job.state
 
     def prune(self, keep: int) -> int:
-        """Remove the oldest finished jobs except `keep`; return how many were removed."""
+        """Remove all finished jobs but the newest `keep`; return how many were removed."""
         finished = self._manifest.read(_finished)
         surplus = finished[: max(0, len(finished) - keep)]
         for start in range(0, len(surplus), PRUNE_BATCH):

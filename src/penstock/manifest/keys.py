@@ -39,7 +39,7 @@ class ComponentId(IntEnum):
     ORCHESTRATOR = 3
     JOB_IDS = 16
     CHUNK_IDS = 18  # 17 is not used: the ledger gives tables their ids
-    TABLES = 19  # above the LSN of the last change of a table that the rows of `db` follow
+    TABLES = 19  # 1 + the LSN of the last change of a table that the rows of `db` have
 
 
 class WalStateKey(NamedTuple):

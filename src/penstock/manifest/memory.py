@@ -1,4 +1,4 @@
-"""A manifest in memory: the base of its engines, and an engine that reads a file and writes none.
+"""A manifest in memory: the base of its engines, and an engine that reads a file and never writes it.
 
 Thread: reads from any thread; one writer at a time.
 Invariant: a snapshot never changes, because a transaction copies a table before it changes it.

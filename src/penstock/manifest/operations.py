@@ -43,7 +43,7 @@ class PutDb(Operation, frozen=True):
 
 
 class DeleteDb(Operation, frozen=True):
-    """Remove the descriptor of a tombstoned table, of which nothing is left."""
+    """Remove the descriptor of a tombstoned table, whose other rows are all gone."""
 
     frees_space = True
     db_id: int
@@ -60,7 +60,7 @@ class PutWalState(Operation, frozen=True):
     replaces: bool = False
 
     def prepare(self) -> tuple[PutWalState, bytes]:
-        """With its key."""
+        """Return the operation with its packed key."""
         return self, self.key.pack()
 
 
@@ -82,18 +82,18 @@ class UpsertChunk(Operation, frozen=True):
     replaces: bool = False
 
     def prepare(self) -> tuple[UpsertChunk, bytes, bytes, bytes, bytes]:
-        """Return it with key and value of the chunk's row, and of its file's."""
+        """Return the operation with the packed key and value of the chunk's row, and of its file's row."""
         owner = ChunkFileRecord(self.key.db_id, self.key.chunk_id)
         return self, *CHUNKS.packed(self.key, self.value), *CHUNK_FILES.packed(self.value.file_name, owner)
 
 
 class SetResidency(Operation, frozen=True):
-    """Change where the bytes of a chunk are, and nothing else of its row; `NotFound` if it has none any more."""
+    """Change where the bytes of a chunk are, and nothing else of its row; `NotFound` if the row was removed."""
 
     frees_space = True  # it adds little, and evicting must be possible
     key: ChunkKey
     value: ChunkResidency
-    uploaded_at_epoch_ms: int | None = None  # None: as it is
+    uploaded_at_epoch_ms: int | None = None  # None: unchanged
 
 
 class DeleteChunk(Operation, frozen=True):
@@ -154,7 +154,7 @@ class MergeMetric(Operation, frozen=True):
     delta: MetricDelta
 
     def prepare(self) -> tuple[MergeMetric, bytes]:
-        """With its key."""
+        """Return the operation with its packed key."""
         return self, self.key.pack()
 
 

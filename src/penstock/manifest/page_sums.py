@@ -34,7 +34,7 @@ from penstock.manifest.pages import TreeRoot
 
 SUM_BYTES = 8
 FREE_PAGES = ""  # the name, here, of LMDB's tree of free pages
-TABLE_PAGES_SMALL = 32  # a table of so many pages is compared at its first use
+TABLE_PAGES_SMALL = 32  # a table of at most this many pages is compared whole at its first use
 READ_PAGES = 256  # at once
 SCAN_PAGES_MAX = 1_024  # leaves; a longer read compares the whole table
 

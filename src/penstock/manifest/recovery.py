@@ -2,7 +2,7 @@
 
     1 open and migrate            `Manifest.open`
     2 descriptors of tables       `RecoveredState.descriptors`, if they are behind the ledger; else when they are used
-    3 progress and gates          a partition reads its row when it is opened; a gate is read where it is asked for
+    3 progress and gates          a partition reads its row when it is opened; a gate is read where it is needed
     4 chunks                      `RecoveredState.chunks`, when a table is first used; then, in the background, the
                                   archive enqueues a VERIFY job if copies are not verified, or evicted files still here
     5 jobs                        repairs are queued for those whose process died; the runners find all that wait
@@ -10,8 +10,8 @@
     7 generations and waiters     read by `Manifest.open`; waiters that still have time are registered again
     8 service                     the store's: it replays the journal, then starts its tasks
 
-After a clean end the cost follows the jobs that wait; otherwise the partitions, too, because jobs in flight are found
-by the gates they hold. It never follows the chunks, metrics or finished jobs.
+After a clean end the cost grows with the jobs that wait; otherwise with the partitions, too, because jobs in flight are
+found by the gates they hold. It never grows with the chunks, metrics or finished jobs.
 
 Thread: the one that opens the store, before any worker starts.
 Invariant: recovery is idempotent, also after a crash in it: every step that writes is one commit.
@@ -41,7 +41,7 @@ from penstock.manifest.tables import DB, GENERATIONS, JOBS, METRICS, PENDING, pa
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveredState:
-    """The recovered state of a store. What belongs to one table is read when it is asked for."""
+    """The recovered state of a store. What belongs to one table is read when it is needed."""
 
     migrated: int  # records rewritten by migrations
     store_gates: Mapping[int, FlushGateState]  # of jobs that belong to no table
@@ -128,7 +128,7 @@ def _pending(view: ReadView) -> tuple[JobRecord, ...]:
 
 
 def _waiters(view: ReadView, now_ms: int) -> tuple[tuple[tuple[int, GenerationWaiterSnapshot], ...], int]:
-    """Return the waiters of each component's last commit that still wait and have time; and how many do not."""
+    """Return the waiters of each component's last commit that still wait and have time; also count the others."""
     waiters = [(component, row, waiter) for component, row in GENERATIONS.scan(view) for waiter in row.blocked_waiters]
     waiting = tuple(
         (component, waiter)

@@ -263,7 +263,7 @@ class ManifestWriter:
         return window
 
     def _await_others(self, size: int) -> None:
-        """Wait for the callers just answered to submit again, while some do.
+        """Wait for the callers that were just answered to submit again, as long as more of them do.
 
         A check costs a wake-up, so the next wait lasts as long as this one took.
         """

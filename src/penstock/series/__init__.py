@@ -41,10 +41,10 @@ A read:
     queries        queries by selector, and their answers as Arrow batches
     aggregate      sums, rates and quantiles by step of time
     promql_source  PromQL over a table
-    shard          the protocols of what queries and admission need from a shard
+    shard          protocols of a shard, for queries and for admission
     reading        a snapshot of a shard
     index          matchers to ids, ids to labels
-    block_cache    blocks that were read lately
+    block_cache    recently read blocks
     pieces         ranges of time as pieces, for readers in other processes
 
 In the background:

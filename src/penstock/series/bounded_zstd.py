@@ -19,7 +19,7 @@ def compress(data: bytes) -> bytes | None:
 
 
 def decompress(stored: bytes, size: int, size_max: int) -> bytes:
-    """Return the data of which `size` bytes were compressed; `ValueError` if that cannot be."""
+    """Return `size` bytes of decompressed data; `ValueError` if that is more than allowed, or the data is damaged."""
     if size > min(size_max, RATIO_MAX * len(stored)):
         raise ValueError("it is too large")
     try:

@@ -1,8 +1,8 @@
 """The changes of a series shard: what a record does to its samples, for the change feed; see `kinds.changes`.
 
 A row of a series table is a sample: its labels and its time identify it. Most records append to series, so a shard
-remembers, for each id of a bucket, a time that no sample of it is after: what comes later is an insert, and nothing is
-read. The other buckets of a record are compared with the samples that they had. Metadata of metrics is not in the feed.
+remembers, for each id of a bucket, a time after which it has no sample: a later one is an insert, and nothing is read.
+The other buckets of a record are compared with the samples that they had. Metadata of metrics is not in the feed.
 
 A part (see docs/format/changes.md): a header, the type of each change unless all are inserts, and a block of samples.
 
@@ -46,7 +46,7 @@ _HEADER = struct.Struct("<BBxxI")  # form, whether deletes have values, changes
 
 
 class NewestTimes:
-    """For each id of a bucket, a time that none of its samples is after."""
+    """For each id of a bucket, a time after which it has no samples."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, I64] = {}  # by id; the least recently used first
@@ -71,7 +71,7 @@ class NewestTimes:
             del self._buckets[bucket]
 
     def append(self, bucket: int, samples: Samples, known_last: int | None) -> bool:
-        """Raise the times to those of new samples; return whether each is a new one, after all of its series.
+        """Raise the times to those of new samples; return whether all are distinct and the latest of their series.
 
         `known_last`: the last id of the bucket that has samples, if that is known.
         """

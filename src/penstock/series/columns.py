@@ -1,7 +1,7 @@
-"""Values and times that callers give as numbers, lists and arrays, checked and copied.
+"""Values and times that callers pass as numbers, lists and arrays, checked and copied.
 
 Thread: pure functions.
-Invariants: (1) values keep their bits. (2) a column shares no memory with what the caller gave.
+Invariants: (1) values keep their bits. (2) a column shares no memory with the caller's array.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def plain_number(value: Any) -> float:
 
 
 def value_bits(values: Any) -> U64:
-    """Return the bits of values as float64; `Invalid` for what are no numbers, or larger than a float64."""
+    """Return the bits of values as float64; `Invalid` if they are not numbers, or larger than float64 can hold."""
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return value_column(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
     try:
@@ -56,7 +56,7 @@ def _refuse_masked(column: Any, name: str) -> None:
 
 
 def times_us(times: Any) -> I64:
-    """Return times as microseconds since 1970; `Invalid` for what are no times."""
+    """Return times as microseconds since 1970; `Invalid` if they are not times."""
     if isinstance(times, (pa.Array, pa.ChunkedArray)):
         return time_column(times.combine_chunks() if isinstance(times, pa.ChunkedArray) else times)
     try:

@@ -8,8 +8,8 @@ LSN. So late samples and deletes are followed, a job that ends early or is repea
 steps. A rollup also remembers the id of its source: when that was dropped and another table has its name, the first job
 for the new one deletes all that the rollup holds. Until then the rollup keeps it.
 
-Steps of which the source's retention has deleted a part are never computed again: a sample that comes to them later
-would replace what the rollup has of all the others.
+A step of which the source's retention has deleted a part is never computed again: one late sample would replace what
+the rollup has of all the deleted ones.
 
 A sample of `cpu{host="a"}` counts in `cpu:count`, `cpu:sum`, `cpu:min`, `cpu:max` and `cpu:last` of `{host="a"}`, at
 the time at which its step begins. Staleness markers are left out.

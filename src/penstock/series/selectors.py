@@ -113,9 +113,7 @@ def _compiled(pattern: str) -> Any:
     if len(pattern.encode()) > PATTERN_BYTES_MAX:
         raise Invalid(f"a regular expression has at most {PATTERN_BYTES_MAX} bytes, not {len(pattern.encode())}")
     try:
-        return re2.compile(
-            pattern, _OPTIONS
-        )  # as it is: inside of (?s:...) a ")" of its own would be taken for the end
+        return re2.compile(pattern, _OPTIONS)  # unchanged: wrapped in (?s:...), a stray ")" would end the group
     except re2.error as error:
         reason = error.args[0].decode(errors="replace") if error.args and isinstance(error.args[0], bytes) else error
         raise Invalid(f"{in_short(pattern)} is not a regular expression of RE2: {reason}") from None

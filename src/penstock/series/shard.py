@@ -1,4 +1,4 @@
-"""What the queries of a series table ask of a shard's snapshot: the border between the queries and the storage.
+"""The protocols between a series table's queries and its storage: a shard's snapshot, and its limits for admission.
 
 Times are ranges [start, end) in microseconds. Labels are the canonical bytes of `labels.encode_labels`. Ids are of one
 bucket: the same series has another id in another bucket, and only its labels say that it is the same. `check` is called
@@ -76,7 +76,7 @@ class SeriesShard(ShardSnapshot, Protocol):
 
 
 class SeriesLimits(Protocol):
-    """What admission asks of a shard's state machine."""
+    """What admission needs from a shard's state machine."""
 
     admitted: AdmittedSeries
 

@@ -83,7 +83,7 @@ class SeriesTable(SeriesReader, WritableTable):
         """
         try:
             key = self._keys.get((metric,) if labels is None else (metric, *labels.items()))
-        except (TypeError, AttributeError):  # no mapping, or what has no hash
+        except (TypeError, AttributeError):  # not a mapping, or something unhashable in it
             key = None
         if key is None:
             key = self._key(metric, labels)
@@ -212,7 +212,7 @@ class SeriesTable(SeriesReader, WritableTable):
     ) -> None:
         """Change options of the table durably, for every process; what is left out stays.
 
-        Other table objects follow when they next write a new series or are asked for again.
+        Other table objects follow when they next write a new series, or when `series` returns them again.
 
         >>> metrics.alter(retention_s=30 * 86_400)
         """
@@ -242,10 +242,10 @@ class SeriesTable(SeriesReader, WritableTable):
         return info
 
     def _check_window(self, first: int, last: int) -> None:
-        """Refuse times outside the table's window early; the owner judges what is written again.
+        """Refuse times outside the table's window early; the owner checks each write again.
 
-        A refusal is by the options as they are now and by the store's time: this process's clock may have jumped, and
-        an agent drops for good what is refused.
+        A refusal uses the table's current options and the store's time: this process's clock may have jumped, and an
+        agent never sends a refused sample again.
         """
         try:
             check_window(self._info.name, first, last, self._options, self._port.now_us())

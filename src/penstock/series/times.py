@@ -1,4 +1,4 @@
-"""Times that users give, in microseconds; and times as keys, for packages that read a shard in ranges of keys.
+"""Times that users pass, in microseconds; and times as keys, for packages that read a shard in ranges of keys.
 
 Thread: pure functions.
 """
@@ -22,7 +22,7 @@ _ZERO = 1 << 63
 
 
 def moment_us(time: Any, name: str = "a time") -> int:
-    """Return a time in microseconds, given as such a number since 1970, or as a datetime (numpy's are UTC)."""
+    """Return a time as microseconds since 1970, from such a number or a datetime (numpy's are UTC)."""
     if isinstance(time, np.datetime64):
         return int(moments_us(np.array([time]))[0])
     return microseconds(time, name)
