@@ -170,7 +170,7 @@ def removed_stays_in_the_kernel(patch: pytest.MonkeyPatch) -> None:
     right = LoadedIndex.take_in
 
     def take_in(self: LoadedIndex, draft: VectorDraft) -> None:
-        draft.gone.clear()
+        draft.removed.clear()
         right(self, draft)
 
     patch.setattr(LoadedIndex, "take_in", take_in)
@@ -197,7 +197,7 @@ def overlay_shows_what_it_replaces(patch: pytest.MonkeyPatch) -> None:
 
     def under(self: VectorState, draft: VectorDraft, time_us: int) -> VectorState:
         state = right(self, draft, time_us)
-        draft.gone.clear()
+        draft.removed.clear()
         return state
 
     patch.setattr(VectorState, "under", under)

@@ -55,9 +55,9 @@ def _changes(feed: Feed, tree: Tree, options: VectorOptions, written: dict[bytes
                 yield INSERT, external, record
             continue
         if preimages:
-            found = get_record(view.get, external)
-            assert found is not None  # its id leads to it
-            older = found[: options.vector_bytes], found[options.vector_bytes :]
+            preimage = get_record(view.get, external)
+            assert preimage is not None  # its id leads to it
+            older = preimage[: options.vector_bytes], preimage[options.vector_bytes :]
         if record is None:
             yield REMOVAL, external, older
             continue
@@ -67,15 +67,15 @@ def _changes(feed: Feed, tree: Tree, options: VectorOptions, written: dict[bytes
 
 
 def _in_parts(changes: Iterator[Change]) -> Iterator[ChangePart]:
-    some, size = list[Change](), 0
+    pending, size = list[Change](), 0
     for change in changes:
-        some.append(change)
+        pending.append(change)
         size += len(change[1]) + (0 if change[2] is None else len(change[2][0]) + len(change[2][1]))
         if size >= PART_BYTES and change[0] != PREIMAGE:
-            yield _part(some)
-            some, size = [], 0
-    if some:
-        yield _part(some)
+            yield _part(pending)
+            pending, size = [], 0
+    if pending:
+        yield _part(pending)
 
 
 def _part(changes: list[Change]) -> ChangePart:
@@ -103,8 +103,8 @@ def read_changes(data: bytes, options: VectorOptions) -> tuple[bytes, pa.RecordB
         lengths = np.frombuffer(data, "<u4", 2 * count, _HEADER.size + count).astype(np.int64)
         ends = _HEADER.size + 9 * count + np.cumsum(lengths)
         end = int(ends[-1]) if count else _HEADER.size
-        shown = np.ones(count, np.bool_) if has_records else types != REMOVAL
-        if len(data) != end + int(shown.sum()) * options.vector_bytes or (count and types.max() > REMOVAL):
+        present = np.ones(count, np.bool_) if has_records else types != REMOVAL
+        if len(data) != end + int(present.sum()) * options.vector_bytes or (count and types.max() > REMOVAL):
             raise ValueError("its length is wrong")
         items = [data[at - size : at] for at, size in zip(ends.tolist(), lengths.tolist(), strict=True)]
         ids = pa.array([item.decode() for item in items[:count]], pa.string())
@@ -113,6 +113,6 @@ def read_changes(data: bytes, options: VectorOptions) -> tuple[bytes, pa.RecordB
         raise CorruptionError("a change feed", 0, f"changes of vectors do not decode ({error})") from None
     flat = pa.array(np.frombuffer(data, "<f4", offset=end), pa.float32())
     vectors = pa.FixedSizeListArray.from_arrays(flat, type=vector_type(options))
-    if not shown.all():
-        vectors = vectors.take(pa.array(np.cumsum(shown) - 1, pa.int64(), mask=~shown))
+    if not present.all():
+        vectors = vectors.take(pa.array(np.cumsum(present) - 1, pa.int64(), mask=~present))
     return types.tobytes(), pa.record_batch([ids, vectors, attributes], schema=change_schema(options))

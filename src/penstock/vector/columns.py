@@ -1,8 +1,8 @@
 """Caches of a shard's records in memory: by internal id for a few hits, and as columns for many and for filters.
 
 Thread: any; columns are replaced whole.
-Invariant: a record never changes, and internal ids are never used again, so what is cached stays true; only whether a
-record is still there is for others to know.
+Invariant: a record never changes, and internal ids are never used again, so a cached record stays correct. Whether it
+was deleted since is for the caller to check.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RecordColumns:
         self.names = names  # external ids
         self.attributes = attributes  # as JSON text
         self._table = table  # the attributes of the first records; replaced whole
-        self.nbytes = self._size_bytes(table)  # kept, because every record that is applied asks for it
+        self.nbytes = self._size_bytes(table)  # cached: it is read for every applied record
 
     def _size_bytes(self, table: pa.Table) -> int:
         return int(self.ids.nbytes + self.names.nbytes + self.attributes.nbytes + table.nbytes)
@@ -67,28 +67,28 @@ class RecordColumns:
 
     def table(self) -> pa.Table:
         """Return the attributes as a table: see `attribute_table`."""
-        known = self._table
-        if known.num_rows < len(self.ids):
-            rest = self.attributes.slice(known.num_rows).to_pylist()
-            known = join_tables([known, attribute_table(rest)])
-            if max((column.num_chunks for column in known.columns), default=0) > CHUNKS_MAX:
-                known = known.combine_chunks()
-            self._table, self.nbytes = known, self._size_bytes(known)
-        return known
+        table = self._table
+        if table.num_rows < len(self.ids):
+            rest = self.attributes.slice(table.num_rows).to_pylist()
+            table = join_tables([table, attribute_table(rest)])
+            if max((column.num_chunks for column in table.columns), default=0) > CHUNKS_MAX:
+                table = table.combine_chunks()
+            self._table, self.nbytes = table, self._size_bytes(table)
+        return table
 
     def take(self, numbers: I64) -> tuple[Any, Any] | None:
         """Return the external ids and attributes of internal ids; None if one is missing."""
-        wanted = numbers.astype(np.uint64)
+        ids = numbers.astype(np.uint64)
         if len(self.ids) and int(self.ids[-1]) - int(self.ids[0]) + 1 == len(self.ids):
-            places = numbers - int(self.ids[0])  # nothing was deleted
+            positions = numbers - int(self.ids[0])  # nothing was deleted
         else:
-            places = np.searchsorted(self.ids, wanted)
-        if len(wanted):
-            if int(places.min()) < 0 or int(places.max()) >= len(self.ids):
+            positions = np.searchsorted(self.ids, ids)
+        if len(ids):
+            if int(positions.min()) < 0 or int(positions.max()) >= len(self.ids):
                 return None
-            if not np.array_equal(self.ids[places], wanted):
+            if not np.array_equal(self.ids[positions], ids):
                 return None
-        at = pa.array(places)
+        at = pa.array(positions)
         return _joined(self.names.take(at)), _joined(self.attributes.take(at))
 
 
@@ -118,41 +118,41 @@ class RecordCache:
 
     def record(self, number: int, get: Callable[[bytes], bytes | None]) -> tuple[str, HitAttributes] | None:
         """Return the external id and the attributes of an internal id; None if it was deleted."""
-        known = self.records.get(number)
-        if known is not None:
-            return known
-        found = read_record(get, number)
-        if found is None:
+        record = self.records.get(number)
+        if record is not None:
+            return record
+        row = read_record(get, number)
+        if row is None:
             return None
-        known = found[0], HitAttributes(decode_attributes(found[1]))
-        self._records_bytes += len(found[0]) + 4 * len(found[1]) + RECORD_OVERHEAD
+        record = row[0], HitAttributes(decode_attributes(row[1]))
+        self._records_bytes += len(row[0]) + 4 * len(row[1]) + RECORD_OVERHEAD
         if self._records_bytes > min(RECORDS_BYTES_MAX, self._memory_bytes_max() // RECORDS_PART):
             self.records, self._records_bytes = {}, 0
-        self.records[number] = known
-        return known
+        self.records[number] = record
+        return record
 
     def up_to(self, view: View, lsn: int, ceiling: int, count: int) -> RecordColumns:
         """Return the columns of all records of a view at an LSN, which has `count`."""
-        known = self.columns
-        if known is None or known.lsn > lsn or len(known.ids) > 2 * count + DELETED_MAX:
-            known = RecordColumns.empty(lsn)
-        if known.ceiling >= ceiling:
-            return known
-        found = known.extended(view, lsn, ceiling)
+        columns = self.columns
+        if columns is None or columns.lsn > lsn or len(columns.ids) > 2 * count + DELETED_MAX:
+            columns = RecordColumns.empty(lsn)
+        if columns.ceiling >= ceiling:
+            return columns
+        extended = columns.extended(view, lsn, ceiling)
         newest = self.columns
         if newest is None or newest.lsn < lsn:
-            self.columns = found
-        return found
+            self.columns = extended
+        return extended
 
     def allowed(self, where: Any, columns: RecordColumns) -> U64:
         """Return the internal ids that pass a condition; the same array for the same columns and condition."""
         key = condition_key(where)
-        known = None if key is None else self._allowed.get(key)
-        if known is not None and known[0] is columns:
-            return known[1]
+        entry = None if key is None else self._allowed.get(key)
+        if entry is not None and entry[0] is columns:
+            return entry[1]
         table = columns.table()
         ids: U64 = columns.ids[compile_condition(where, table.schema).mask(table)]
-        if key is not None:  # those of other columns are not found again, and would keep them in memory
-            others = {one: known for one, known in self._allowed.items() if known[0] is columns}
+        if key is not None:  # entries of other columns are never hit again, and would keep those in memory
+            others = {other: entry for other, entry in self._allowed.items() if entry[0] is columns}
             self._allowed = {**(others if len(others) < CONDITIONS_MAX else {}), key: (columns, ids)}
         return ids

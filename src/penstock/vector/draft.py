@@ -78,7 +78,7 @@ class VectorDraft:
     ) -> None:
         self.lsn = lsn
         self.added: list[AddedVectors] = []
-        self.gone = BitMap64()  # internal ids that became deleted
+        self.removed = BitMap64()  # internal ids that became deleted
         self.reindexed = False  # the index changed in another way than by upserts and deletes
         self._options = options
         self._rows = rows
@@ -87,9 +87,9 @@ class VectorDraft:
         self._generations_before = self.generations = read_generations(rows)
         self._stored_centroids = centroids_of or (lambda number: read_centroids(rows, number, options.dimensions))
         self._centroids: dict[int, Centroids] = {}
-        self._found: dict[bytes, int] = {}  # by key of the dictionary: internal ids of this record, 0 for deleted
-        self._upserted: list[tuple[list[bytes], U64]] = []  # keys and internal ids that are not in `_found` yet
-        self._put_bytes = 0  # of keys and values in `_puts` at most: some may be taken out again
+        self._ids_by_key: dict[bytes, int] = {}  # by key of the dictionary: internal ids of this record, 0 for deleted
+        self._upserted: list[tuple[list[bytes], U64]] = []  # keys and internal ids that are not in `_ids_by_key` yet
+        self._put_bytes = 0  # of keys and values in `_puts`, at most: some may be removed again
         self._puts: dict[bytes, bytes] = {}
         self._dropped: dict[bytes, Row] = {}  # deletes
         self._lists: dict[tuple[int, int], BitMap64] = {}  # internal ids that join a list of a generation
@@ -115,9 +115,9 @@ class VectorDraft:
             rows[SEQUENCE] = (PUT, encode_sequence(IdSequence(self._next, self._count)), self.lsn, NEVER)
         if self.generations != self._generations_before:
             rows[GENERATIONS] = (PUT, encode_generations(self.generations), self.lsn, NEVER)
-        for (generation, number), some in self._lists.items():
-            if some:
-                rows[list_key(POSTINGS, generation, number)] = (VECTOR_IDS, encode_ids(some), self.lsn, NEVER)
+        for (generation, number), ids in self._lists.items():
+            if ids:
+                rows[list_key(POSTINGS, generation, number)] = (VECTOR_IDS, encode_ids(ids), self.lsn, NEVER)
         if self._no_index:
             rows[DELETED] = (PUT, encode_ids(self._deleted), self.lsn, NEVER)
         elif self._forgotten is not None:
@@ -131,19 +131,19 @@ class VectorDraft:
 
     def _old_ids(self, keys: Sequence[bytes]) -> U64:
         """Return the internal ids that the dictionary has for keys; 0 where it has none."""
-        found, get = self._found, self._rows.get
+        ids_by_key, get = self._ids_by_key, self._rows.get
         for earlier, numbers_of in self._upserted:  # most records are one part, and need none of this
-            found.update(zip(earlier, numbers_of.tolist(), strict=True))
+            ids_by_key.update(zip(earlier, numbers_of.tolist(), strict=True))
         self._upserted.clear()
         if self._sequence_before.count == 0:  # the tree has no records: only this draft may have some
-            return np.fromiter((found.get(key, 0) for key in keys), np.uint64, len(keys))
+            return np.fromiter((ids_by_key.get(key, 0) for key in keys), np.uint64, len(keys))
         ids = np.zeros(len(keys), np.uint64)
-        few = len(keys) < PROBED_TOGETHER_MIN  # a look whether they exist would be a lookup of each
+        few = len(keys) < PROBED_TOGETHER_MIN  # to check whether they exist would cost a lookup of each
         for number in range(len(keys)) if few else np.flatnonzero(self._rows.existing(keys)).tolist():
             ids[number] = internal_id(get(keys[number]))
-        if found:
+        if ids_by_key:
             for number, key in enumerate(keys):
-                ids[number] = found.get(key, ids[number])
+                ids[number] = ids_by_key.get(key, ids[number])
         return ids
 
     def _upsert(self, part: Upserts) -> None:
@@ -179,7 +179,7 @@ class VectorDraft:
             if number:
                 self._puts.pop(key, None)
                 self._dropped[key] = (DELETE, b"", self.lsn, NEVER)
-                self._found[key] = 0
+                self._ids_by_key[key] = 0
         old = old[old > 0]
         self._count -= len(old)
         self._remove(old)
@@ -188,17 +188,17 @@ class VectorDraft:
         """Remove the vectors and records of internal ids."""
         if not len(numbers):
             return
-        self.gone.update(numbers.tolist())
+        self.removed.update(numbers.tolist())
         if self.generations.live():
             self._deleted.update(numbers.tolist())
         first = self._sequence_before.next
-        gone = (DELETE, b"", self.lsn, NEVER)
+        tombstone = (DELETE, b"", self.lsn, NEVER)
         for kind in (VECTOR, RECORD):
             for number, key in zip(numbers.tolist(), id_keys(kind, numbers), strict=True):
                 if number >= first:  # of this record
                     self._puts.pop(key, None)
                 else:
-                    self._dropped[key] = gone
+                    self._dropped[key] = tombstone
 
     def _assign(self, generation: int, numbers: U64, vectors: F32) -> I32 | None:
         """Add new internal ids to the lists of their nearest centroids; return the lists."""
@@ -213,17 +213,17 @@ class VectorDraft:
     # -- the index
 
     def _centroids_of(self, generation: int) -> Centroids:
-        known = self._centroids.get(generation)
-        if known is None:
-            known = self._centroids[generation] = self._stored_centroids(generation)
-        return known
+        centroids = self._centroids.get(generation)
+        if centroids is None:
+            centroids = self._centroids[generation] = self._stored_centroids(generation)
+        return centroids
 
     def _list(self, generation: int, number: int) -> BitMap64:
         """Return the internal ids that join a list, to be changed."""
-        some = self._lists.get((generation, number))
-        if some is None:
-            some = self._lists[generation, number] = BitMap64()
-        return some
+        ids = self._lists.get((generation, number))
+        if ids is None:
+            ids = self._lists[generation, number] = BitMap64()
+        return ids
 
     def _change(self, change: IndexChange) -> None:
         self.reindexed = True
@@ -278,19 +278,19 @@ class VectorDraft:
             self._ranges.append((start, end))
             for key in [key for key in self._puts if start <= key < end]:
                 del self._puts[key]
-        self._lists = {key: some for key, some in self._lists.items() if key[0] >= generation}
-        self._centroids = {number: some for number, some in self._centroids.items() if number >= generation}
+        self._lists = {key: ids for key, ids in self._lists.items() if key[0] >= generation}
+        self._centroids = {number: centroids for number, centroids in self._centroids.items() if number >= generation}
 
     def live_added(self) -> Iterator[AddedVectors]:
         """Yield the vectors that were added and not removed again by this record."""
-        for some in self.added:
-            if not self.gone or self.gone.max() < int(some.ids[0]):  # all but records of several parts
-                yield some
+        for added in self.added:
+            if not self.removed or self.removed.max() < int(added.ids[0]):  # all but records of several parts
+                yield added
                 continue
-            kept = ~are_among(some.ids, id_array(self.gone))
-            if kept.any():
-                lists = None if some.lists is None else some.lists[kept]
-                yield AddedVectors(some.ids[kept], some.vectors[kept], lists)
+            live = ~are_among(added.ids, id_array(self.removed))
+            if live.any():
+                lists = None if added.lists is None else added.lists[live]
+                yield AddedVectors(added.ids[live], added.vectors[live], lists)
 
     @property
     def next_id(self) -> int:

@@ -91,9 +91,9 @@ class ExactRows:
         for start in range(0, len(queries), step):
             block = queries[start : start + step]
             for number, candidates in enumerate(self._candidates(block, most, visible), start):
-                found = distances_to(self.rows[candidates], queries[number], self.metric)
-                order = np.lexsort((candidates, found))[:most]
-                distances[number, :most] = found[order]
+                candidate_distances = distances_to(self.rows[candidates], queries[number], self.metric)
+                order = np.lexsort((candidates, candidate_distances))[:most]
+                distances[number, :most] = candidate_distances[order]
                 positions[number, :most] = candidates[order]
         return distances, positions
 
@@ -187,12 +187,12 @@ class GrowingRows:
         return self._ids.nbytes + self._rows.nbytes + (0 if self._exact is None else 8 * self._count)
 
 
-def are_among(ids: U64, known: U64) -> Mask:
-    """Return which of the ids are known. Requires: `known` ascends."""
-    if not len(known):
+def are_among(ids: U64, sorted_ids: U64) -> Mask:
+    """Return which of the ids are in `sorted_ids`. Requires: `sorted_ids` ascends."""
+    if not len(sorted_ids):
         return np.zeros(len(ids), np.bool_)
-    at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-    there: Mask = known[at] == ids
+    at = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
+    there: Mask = sorted_ids[at] == ids
     return there
 
 

@@ -21,7 +21,7 @@ _NO_COUNTS: I64 = np.empty(0, np.int64)
 
 
 class SearchSlice(NamedTuple):
-    """What a search wants of a slice of prepared queries."""
+    """A slice of prepared queries, and how to search them."""
 
     queries: F32
     k: int
@@ -52,10 +52,10 @@ class FilteredIds:
         return sum(filtered.size_bytes for filtered in self._gathered.values())
 
     def get(self, kernel: Kernel, metric: Metric, allowed: U64, *, cached: bool) -> _Filtered:
-        """Return what to search for an array of allowed ids; with `cached`, it is kept by the identity of the array."""
-        known = self._gathered.get(id(allowed))
-        if known is not None and known.allowed is allowed:
-            return known
+        """Return what to search for an array of allowed ids; with `cached`, cache it by the identity of the array."""
+        entry = self._gathered.get(id(allowed))
+        if entry is not None and entry.allowed is allowed:
+            return entry
         filtered = _gather(kernel, metric, allowed)
         complete = not len(allowed) or int(allowed[-1]) <= kernel.last_id  # otherwise some are yet to be added
         if cached and complete and filtered.size_bytes <= FILTERS_BYTES_MAX:
@@ -78,7 +78,7 @@ def _gather(kernel: Kernel, metric: Metric, allowed: U64) -> _Filtered:
     return _Filtered(allowed, ids, None, bitmap_selector(ids), counts, int(ids[-1]) // 8 + 8 * len(ids))
 
 
-def seen_ids(allowed: U64, below: int | None, dead: U64) -> U64:
+def visible_ids(allowed: U64, below: int | None, dead: U64) -> U64:
     """Return the allowed ids that are below a ceiling and not dead: the same array, if it is all of them."""
     if below is not None and len(allowed) and int(allowed[-1]) >= below:
         allowed = allowed[: np.searchsorted(allowed, np.uint64(below))]
@@ -98,9 +98,9 @@ def lists_to_probe(kernel: PostingLists, request: SearchSlice, counts: I64) -> I
     near[:, counts == 0] = np.inf
     order = np.argsort(near, axis=1)
     candidates = np.cumsum(counts[order], axis=1)
-    wanted = int(counts.sum()) if request.exact else request.probes * max(1, len(kernel) // len(counts))
-    wanted = max(wanted, request.k) if request.widens else wanted
-    needed = np.maximum((candidates < wanted).sum(axis=1) + 1, request.probes)
+    candidates_min = int(counts.sum()) if request.exact else request.probes * max(1, len(kernel) // len(counts))
+    candidates_min = max(candidates_min, request.k) if request.widens else candidates_min
+    needed = np.maximum((candidates < candidates_min).sum(axis=1) + 1, request.probes)
     needed = np.minimum(needed, int(np.count_nonzero(counts)))
     lists = order[:, : max(1, int(needed.max()))].astype(np.int64)
     lists[np.arange(lists.shape[1]) >= needed[:, None]] = -1

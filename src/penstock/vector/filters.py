@@ -84,7 +84,7 @@ def compile_condition(where: Any, schema: pa.Schema) -> AttributeCondition:
         return AttributeCondition(lambda table: _rows_that_pass(table, where))
     if not isinstance(where, Mapping):
         raise Invalid(f"where is a dict such as {{'lang': 'en'}}, or a pyarrow expression, not {in_short(where)}")
-    tests = [some for name, wanted in where.items() for some in _tests(name, wanted, schema)]
+    tests = [alternatives for name, requirement in where.items() for alternatives in _tests(name, requirement, schema)]
     return AttributeCondition(lambda table: _all_pass(table, tests))
 
 
@@ -99,13 +99,13 @@ def condition_key(where: Any) -> Hashable | None:
         return None
 
 
-def _key(wanted: Any) -> Hashable:
-    if wanted is None or type(wanted) in (str, int, float, bool):
-        return (type(wanted), wanted)
-    if isinstance(wanted, dict):
-        return ("dict", tuple((operator, _key(wanted[operator])) for operator in sorted(wanted)))
-    if isinstance(wanted, (list, tuple, set, frozenset)):
-        return ("in", frozenset(_key(value) for value in wanted))
+def _key(requirement: Any) -> Hashable:
+    if requirement is None or type(requirement) in (str, int, float, bool):
+        return (type(requirement), requirement)
+    if isinstance(requirement, dict):
+        return ("dict", tuple((operator, _key(requirement[operator])) for operator in sorted(requirement)))
+    if isinstance(requirement, (list, tuple, set, frozenset)):
+        return ("in", frozenset(_key(value) for value in requirement))
     raise TypeError
 
 
@@ -121,16 +121,16 @@ class _Test(NamedTuple):
     null: bool | None = None  # whether rows without the attribute pass (True), or rows with it (False)
 
 
-def _tests(name: Any, wanted: Any, schema: pa.Schema) -> list[list[_Test]]:
+def _tests(name: Any, requirement: Any, schema: pa.Schema) -> list[list[_Test]]:
     """Return tests of which one in each list must pass."""
     if not isinstance(name, str):
         raise Invalid(f"where names an attribute by a str, not {in_short(name)}")
-    if not isinstance(wanted, Mapping):
-        wanted = {"in" if isinstance(wanted, (list, tuple, set, frozenset)) else "=": wanted}
-    if not wanted:
+    if not isinstance(requirement, Mapping):
+        requirement = {"in" if isinstance(requirement, (list, tuple, set, frozenset)) else "=": requirement}
+    if not requirement:
         raise Invalid(f"where has no operator for attribute {name!r}: give a value, a list or a dict of operators")
     kinds = [_kind(schema.field(at).type) for at in schema.get_all_field_indices(name)]
-    return [_test(name, operator, value, kinds) for operator, value in wanted.items()]
+    return [_test(name, operator, value, kinds) for operator, value in requirement.items()]
 
 
 def _kind(kind: pa.DataType) -> pa.DataType:
@@ -164,16 +164,16 @@ def _membership(name: str, values: Any, kinds: list[pa.DataType]) -> list[_Test]
     if len(values) > VALUES_MAX:
         raise Invalid(f"where has {len(values):,} values for attribute {name!r}: give at most {VALUES_MAX:,}")
     tests = [_Test(name, None, null=True)] if None in values else []
-    found: dict[pa.DataType, list[Any]] = {}
+    scalars: dict[pa.DataType, list[Any]] = {}
     for value in values:
         kind = None if value is None else _fitting(name, value, kinds)
         scalar = None if kind is None else _comparable(name, "=", value, kind)[1]
         if scalar is not None:
-            found.setdefault(kind, []).append(scalar.as_py())
-    for kind, some in found.items():
-        if pa.types.is_floating(kind) and 0.0 in some:
-            some += [0.0, -0.0]  # Arrow looks sets up by bits: to it these two differ
-        tests.append(_Test(name, partial(pc.is_in, value_set=pa.array(some, kind)), value_class(kind)))
+            scalars.setdefault(kind, []).append(scalar.as_py())
+    for kind, members in scalars.items():
+        if pa.types.is_floating(kind) and 0.0 in members:
+            members += [0.0, -0.0]  # Arrow looks sets up by bits: to it these two differ
+        tests.append(_Test(name, partial(pc.is_in, value_set=pa.array(members, kind)), value_class(kind)))
     return tests or [_Test(name, None)]
 
 
@@ -185,14 +185,14 @@ def _fitting(name: str, value: Any, kinds: list[pa.DataType]) -> pa.DataType | N
         raise Invalid(f"where compares attribute {name!r} with {in_short(value)}: use a str, int, float, bool or None")
     if isinstance(value, float) and math.isnan(value):
         raise Invalid(f"where compares attribute {name!r} with NaN, which equals nothing: use None for an absent one")
-    wanted = "bool" if isinstance(value, bool) else "str" if isinstance(value, str) else "number"
+    class_name = "bool" if isinstance(value, bool) else "str" if isinstance(value, str) else "number"
     present = [kind for kind in kinds if value_class(kind)]
     for kind in present:
-        if value_class(kind) == wanted:
+        if value_class(kind) == class_name:
             return kind
     if present:
-        known = " or ".join(f"a {value_class(kind)}" for kind in present)
-        raise Invalid(f"where compares attribute {name!r} with {in_short(value)}, but it is {known}: give {known}")
+        classes = " or ".join(f"a {value_class(kind)}" for kind in present)
+        raise Invalid(f"where compares attribute {name!r} with {in_short(value)}, but it is {classes}: give {classes}")
     return None
 
 
@@ -253,11 +253,11 @@ def _beyond(operator: str, *, above: bool) -> tuple[str, None]:
 
 def _all_pass(table: pa.Table, tests: list[list[_Test]]) -> Mask:
     passes = np.ones(table.num_rows, np.bool_)
-    for some in tests:
-        one = np.zeros(table.num_rows, np.bool_)
-        for test in some:
-            one |= _mask_of(table, test)
-        passes &= one
+    for alternatives in tests:
+        any_pass = np.zeros(table.num_rows, np.bool_)
+        for test in alternatives:
+            any_pass |= _mask_of(table, test)
+        passes &= any_pass
     return passes
 
 

@@ -10,12 +10,12 @@ searches (`lists`); without faiss installed they are searched exactly. What the 
     pin      with each snapshot, which keeps the result as long as it lives: a vector that is removed later stays in
              memory, for searches with that snapshot's `below` and `deleted` (`removed`, when it was taken), until no
              pin is left
-    loaded   to be read before a search: an exception in the middle of a change empties the index (load it again)
+    loaded   check it before a search: an exception in the middle of a change empties the index (load it again)
     probes   the default of a search; `training.choose_probes` finds it
     allowed  pass the same array for the same condition, unchanged: what is gathered for it is cached by identity
 
 Thread: any. Searches run side by side; a change waits for those that run (slices of a few milliseconds), and new ones
-wait for it. A search that does not end in CHANGE_WAIT_S does not hold a change: that goes on with a copy.
+wait for it. A search that does not end in CHANGE_WAIT_S does not block a change: the change goes on with a copy.
 Invariants: (1) a search sees a vector whole or not at all. (2) a vector of an id never changes; ids are never reused.
 """
 
@@ -31,7 +31,7 @@ import numpy as np
 from penstock.errors import Backpressure
 from penstock.host import threads
 from penstock.vector.exact import F32, I64, U64, GrowingRows, Mask, ids_at, prepared
-from penstock.vector.filtered import FilteredIds, Kernel, SearchSlice, lists_to_probe, seen_ids
+from penstock.vector.filtered import FilteredIds, Kernel, SearchSlice, lists_to_probe, visible_ids
 from penstock.vector.lists import (
     I32,
     FlatRows,
@@ -70,7 +70,7 @@ class VectorIndex:
         self._change_waits = False
         self._idle = threading.Event()
 
-    # -- what is there
+    # -- contents
 
     @property
     def loaded(self) -> bool:
@@ -122,8 +122,8 @@ class VectorIndex:
         order = np.argsort(ids, kind="stable")
         step = max(1, (64 << 20) // (4 * self.dimensions))
         for start in range(0, len(order), step):
-            some = order[start : start + step]
-            kernel.add(ids[some], prepared(vectors[some], self.metric), lists[some])
+            rows = order[start : start + step]
+            kernel.add(ids[rows], prepared(vectors[rows], self.metric), lists[rows])
         with self._change():
             self._kernel = kernel
             self._removed.clear()
@@ -144,17 +144,17 @@ class VectorIndex:
         """Hide these ids from searches; ids that are not there are ignored."""
         self.update(_NO_IDS, np.empty((0, self.dimensions), np.float32), np.empty(0, np.int32), ids)
 
-    def update(self, ids: U64, vectors: F32, lists: I32, gone: U64) -> None:
+    def update(self, ids: U64, vectors: F32, lists: I32, removed: U64) -> None:
         """Add vectors as `add` does, and remove others as `remove` does, in one step that no search comes between."""
-        if not len(ids) and not len(gone):
+        if not len(ids) and not len(removed):
             return
         rows = prepared(vectors, self.metric)
         with self._change() as kernel:
             if kernel is None:
                 return
-            self.changes += len(ids) + len(gone)
-            if len(gone):
-                self._removed.add(gone[kernel.present(gone)])
+            self.changes += len(ids) + len(removed)
+            if len(removed):
+                self._removed.add(removed[kernel.present(removed)])
                 self._filtered = FilteredIds()
             self._purge(kernel)
             if len(ids):
@@ -166,7 +166,7 @@ class VectorIndex:
             return self._removed.pin()
 
     def _purge(self, kernel: Kernel) -> None:
-        """Drop what was removed, if no snapshot needs it; without lists only when it is much."""
+        """Drop removed vectors that no snapshot needs; without lists, only when they are many."""
         if self._removed.hidden is None:
             return
         spare = self._removed.spare()
@@ -185,7 +185,7 @@ class VectorIndex:
                     self._idle.clear()
                 if self._searching and self._kernel is not None:
                     self._kernel = self._kernel.copied()
-                self._searching.clear()  # those that still run, or were interrupted, have the kernel of before
+                self._searching.clear()  # searches that still run, or were interrupted, have the old kernel
                 done = False
                 try:
                     yield self._kernel
@@ -232,9 +232,9 @@ class VectorIndex:
                 if self._change_waits:
                     self._idle.set()
                 kernel.scratches.give_back(buffers, k)
-        found, numbers = self.search(np.asarray(query, np.float32)[None], k, probes=probes, allowed=allowed)
+        distance_rows, numbers = self.search(np.asarray(query, np.float32)[None], k, probes=probes, allowed=allowed)
         ids = numbers[0][numbers[0] >= 0].tolist()
-        return found[0][: len(ids)].tolist(), ids
+        return distance_rows[0][: len(ids)].tolist(), ids
 
     def _fill(self, buffers: Scratch, query: F32, square: float | None) -> None:
         """Write the prepared query to buffers."""
@@ -257,19 +257,19 @@ class VectorIndex:
             ids = kernel.search_one(buffers, k, number)
         return self._result(buffers, ids)
 
-    def _result(self, buffers: Scratch, found: list[int]) -> tuple[list[float], list[int]]:
-        """Return the distances of what was found, and that, without -1 for what was not."""
+    def _result(self, buffers: Scratch, ids: list[int]) -> tuple[list[float], list[int]]:
+        """Return the distances and ids of the hits, without the -1 that stand for missing ones."""
         distances: list[float]
-        if found[-1] >= 0 and self.metric == "cosine":
+        if ids[-1] >= 0 and self.metric == "cosine":
             nearness = buffers.distances
             distances = np.subtract(buffers.ones, nearness, nearness).tolist()
             if distances[0] < 0:  # the nearest is first
                 distances = np.maximum(nearness, _ZERO, nearness).tolist()
-            return distances, found
+            return distances, ids
         distances = self._nearness(buffers.distances, False, buffers.ids).tolist()
-        if found[-1] < 0:  # fewer than k: none follow
-            del found[found.index(-1) :]
-        return distances[: len(found)], found
+        if ids[-1] < 0:  # fewer than k: the rest is -1
+            del ids[ids.index(-1) :]
+        return distances[: len(ids)], ids
 
     def search(
         self,
@@ -299,7 +299,7 @@ class VectorIndex:
                     distances[some], ids[some] = self._find(kernel, request, below, dead)
                 else:
                     distances[some], ids[some] = self._find_allowed(
-                        kernel, request, seen_ids(allowed, below, dead), allowed
+                        kernel, request, visible_ids(allowed, below, dead), allowed
                     )
         return distances, ids
 
@@ -348,11 +348,11 @@ class VectorIndex:
             ceiling = range_selector(below)
             selector = ceiling if selector is None else both(ceiling, selector)
         probes = self.lists if request.exact else request.probes
-        found, ids = kernel.search(request.queries, request.k, probes, selector)
+        scores, ids = kernel.search(request.queries, request.k, probes, selector)
         while request.widens and probes < self.lists and len(few := np.flatnonzero(ids[:, -1] < 0)):
             probes = min(2 * probes, self.lists)
-            found[few], ids[few] = kernel.search(request.queries[few], request.k, probes, selector)
-        return self._converted(found, ids), ids
+            scores[few], ids[few] = kernel.search(request.queries[few], request.k, probes, selector)
+        return self._converted(scores, ids), ids
 
     def _selector(self, dead: U64) -> Any:
         """Return a selector of all but some ids; that of removed ids is cached."""
@@ -364,8 +364,8 @@ class VectorIndex:
             selector = hidden.selector = bitmap_selector(dead, negated=True)
         return selector
 
-    def _find_allowed(self, kernel: Kernel, request: SearchSlice, seen: U64, allowed: U64) -> tuple[F32, I64]:
-        filtered = self._filtered.get(kernel, self.metric, seen, cached=seen is allowed)
+    def _find_allowed(self, kernel: Kernel, request: SearchSlice, visible: U64, allowed: U64) -> tuple[F32, I64]:
+        filtered = self._filtered.get(kernel, self.metric, visible, cached=visible is allowed)
         if filtered.rows is not None:
             distances, positions = filtered.rows.search(request.queries, request.k)
             if isinstance(filtered.rows, FlatRows):
@@ -373,22 +373,22 @@ class VectorIndex:
             return distances, ids_at(filtered.ids, positions)
         assert isinstance(kernel, PostingLists)
         lists = lists_to_probe(kernel, request, filtered.counts)
-        found, ids = kernel.search_lists(request.queries, request.k, lists, filtered.selector)
-        return self._converted(found, ids), ids
+        scores, ids = kernel.search_lists(request.queries, request.k, lists, filtered.selector)
+        return self._converted(scores, ids), ids
 
-    def _converted(self, found: F32, ids: I64) -> F32:
-        """Return the distances of what faiss found, whose missing ones have the id -1."""
-        return self._nearness(found, bool(ids.size and ids.min() < 0), ids)
+    def _converted(self, scores: F32, ids: I64) -> F32:
+        """Return the distances for the scores of faiss; missing hits have the id -1."""
+        return self._nearness(scores, bool(ids.size and ids.min() < 0), ids)
 
-    def _nearness(self, found: F32, some_missing: bool, ids: I64) -> F32:
+    def _nearness(self, scores: F32, some_missing: bool, ids: I64) -> F32:
         if self.metric == "cosine":
-            distances = np.subtract(_ONE, found)
+            distances = np.subtract(_ONE, scores)
             if distances.ndim > 1 or distances.item(0) < 0:  # the nearest of one query is first
                 np.maximum(distances, _ZERO, out=distances)
         elif self.metric == "dot":
-            distances = np.negative(found)
+            distances = np.negative(scores)
         else:
-            distances = np.sqrt(np.maximum(found, _ZERO))
+            distances = np.sqrt(np.maximum(scores, _ZERO))
         if some_missing:
             distances[ids < 0] = np.inf
         return distances

@@ -70,29 +70,29 @@ TRAIN, ASSIGN, USE = "train", "assign", "use"
 
 
 def next_step(rows: View) -> str | None:
-    """Return the next step for a shard; None if its index is as it should be."""
+    """Return the next step for a shard; None if its index needs no work."""
     now, sequence = read_generations(rows), read_sequence(rows)
     if now.building:
         return ASSIGN if max(now.assigned, FIRST_ID) < now.until else USE
     if not now.current:
         return TRAIN if sequence.count >= TRAINED_ROWS_MIN else None
     deleted = decode_ids(rows.get(DELETED))
-    sizes, gone = _sizes(rows, now.current, deleted)
-    if gone > DELETED_SHARE * max(1, int(sizes.sum())) or plan_lists(sizes):
+    sizes, deleted_count = _sizes(rows, now.current, deleted)
+    if deleted_count > DELETED_SHARE * max(1, int(sizes.sum())) or plan_lists(sizes):
         return TRAIN
     return None
 
 
 def _sizes(rows: View, generation: int, deleted: BitMap64) -> tuple[Any, int]:
     """Return the number of vectors in each list, and how many deleted ones lists have."""
-    numbers = {number: place for place, number in enumerate(_list_numbers(rows, generation))}
-    sizes, gone = np.zeros(len(numbers), np.int64), 0
+    positions = {number: position for position, number in enumerate(_list_numbers(rows, generation))}
+    sizes, deleted_count = np.zeros(len(positions), np.int64), 0
     for number, ids in read_postings(rows, generation):
         dead = ids.intersection_cardinality(deleted) if deleted else 0
-        gone += dead
-        if number in numbers:
-            sizes[numbers[number]] = len(ids) - dead
-    return sizes, gone
+        deleted_count += dead
+        if number in positions:
+            sizes[positions[number]] = len(ids) - dead
+    return sizes, deleted_count
 
 
 def _list_numbers(rows: View, generation: int) -> list[int]:
@@ -145,14 +145,14 @@ class _Members:
     def __init__(
         self, rows: View, options: VectorOptions, generation: int, numbers: list[int], split: dict[int, int]
     ) -> None:
-        wanted: dict[int, U64] = {}
-        places = {number: place for place, number in enumerate(numbers)}
+        member_ids: dict[int, U64] = {}
+        positions = {number: position for position, number in enumerate(numbers)}
         for number, listed in read_postings(rows, generation):
-            place = places.get(number)
-            if place is not None and place in split:
-                wanted[place] = id_array(listed)[:: max(1, len(listed) // MEMBERS_MAX)]
-        self._wanted = wanted
-        all_ids = np.unique(np.concatenate([np.zeros(0, np.uint64), *wanted.values()]))
+            position = positions.get(number)
+            if position is not None and position in split:
+                member_ids[position] = id_array(listed)[:: max(1, len(listed) // MEMBERS_MAX)]
+        self._member_ids = member_ids
+        all_ids = np.unique(np.concatenate([np.zeros(0, np.uint64), *member_ids.values()]))
         self._ids: U64 = np.zeros(0, np.uint64)
         self._vectors = np.zeros((0, options.dimensions), np.float32)
         ids: list[U64] = [self._ids]
@@ -163,8 +163,8 @@ class _Members:
             vectors.append(matrix[here])
         self._ids, self._vectors = np.concatenate(ids), np.concatenate(vectors)
 
-    def __call__(self, place: int) -> F32:
-        ids = self._wanted.get(place, np.zeros(0, np.uint64))
+    def __call__(self, position: int) -> F32:
+        ids = self._member_ids.get(position, np.zeros(0, np.uint64))
         ids = ids[np.isin(ids, self._ids)]
         return self._vectors[np.searchsorted(self._ids, ids)]
 
@@ -174,15 +174,15 @@ def assign(rows: View, options: VectorOptions, start: int, end: int, check: Call
     centroids = read_centroids(rows, read_generations(rows).building, options.dimensions)
     if not len(centroids):
         return []
-    found: dict[int, BitMap64] = {}
+    ids_by_list: dict[int, BitMap64] = {}
     for ids, vectors in vector_slices(rows, options.dimensions, start, end):
         check()
         lists = centroids.numbers[centroids.nearest(vectors, options.metric)]
         order = np.argsort(lists, kind="stable")
         numbers, starts = np.unique(lists[order], return_index=True)
-        for number, some in zip(numbers.tolist(), np.split(ids[order], starts[1:]), strict=True):
-            found.setdefault(number, BitMap64()).update(some.tolist())
-    return [(number, encode_ids(ids)) for number, ids in sorted(found.items())]
+        for number, members in zip(numbers.tolist(), np.split(ids[order], starts[1:]), strict=True):
+            ids_by_list.setdefault(number, BitMap64()).update(members.tolist())
+    return [(number, encode_ids(ids)) for number, ids in sorted(ids_by_list.items())]
 
 
 def use(rows: View, options: VectorOptions, check: Callable[[], None]) -> IndexChange:
@@ -207,7 +207,7 @@ def use(rows: View, options: VectorOptions, check: Callable[[], None]) -> IndexC
 
 
 def plan_index(info: TableInfo, host: Host) -> IndexPlan | None:
-    """Plan the next step for a table; None if all its shards are as they should be."""
+    """Plan the next step for a table; None if no shard needs one."""
     for partition in partitions_of(info):
         machine: VectorMachine = host.machine(partition)
         if is_due(machine):
@@ -226,7 +226,7 @@ def plan_index(info: TableInfo, host: Host) -> IndexPlan | None:
 
 
 def is_due(machine: VectorMachine) -> bool:
-    """Whether to look at the lists of a shard: much was written or deleted since the last look, or a step is open."""
+    """Whether to check the lists of a shard: much was written or deleted since the last check, or a build is open."""
     now, sequence = read_generations(machine.tree.view), read_sequence(machine.tree.view)
     if now.building:
         return True
@@ -271,11 +271,11 @@ class IndexPlan:
     def commit(self, results: Sequence[Any]) -> None:
         """Write the result of the step."""
         if self._step == ASSIGN:
-            found: dict[int, BitMap64] = {}
+            ids_by_list: dict[int, BitMap64] = {}
             for result in results:
                 for number, ids in result:
-                    found.setdefault(number, BitMap64()).update(decode_ids(ids))
-            added = [(number, encode_ids(ids)) for number, ids in sorted(found.items())]
+                    ids_by_list.setdefault(number, BitMap64()).update(decode_ids(ids))
+            added = [(number, encode_ids(ids)) for number, ids in sorted(ids_by_list.items())]
             change = IndexChange(generation=self._generation, added=added, assigned=self._until)
         else:
             change = decode_change(results[0])

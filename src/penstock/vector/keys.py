@@ -35,7 +35,7 @@ FEW_KEYS = 64  # from here on numpy makes them sooner, one by one they take up t
 
 def dictionary_keys(ids: Sequence[bytes]) -> list[bytes]:
     """Return the keys of external ids."""
-    return [DICTIONARY + some for some in ids]
+    return [DICTIONARY + external for external in ids]
 
 
 def id_key(kind: bytes, number: int) -> bytes:

@@ -88,13 +88,13 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced, Cha
 
     def check_made(self, info: TableInfo, dimensions: int | None, metric: str | None) -> None:
         """Raise `KindMismatch` if an existing table has other options than those requested."""
-        made = decode_vector_options(info.options)
-        wanted = vector_options(
-            made.dimensions if dimensions is None else dimensions, made.metric if metric is None else metric
+        options = decode_vector_options(info.options)
+        requested = vector_options(
+            options.dimensions if dimensions is None else dimensions, options.metric if metric is None else metric
         )
-        if (wanted.dimensions, wanted.metric) != (made.dimensions, made.metric):
+        if (requested.dimensions, requested.metric) != (options.dimensions, options.metric):
             raise KindMismatch(
-                f"vector table {info.name} has {made.dimensions} dimensions and the metric {made.metric}: leave "
+                f"vector table {info.name} has {options.dimensions} dimensions and the metric {options.metric}: leave "
                 "dimensions= and metric= out"
             )
 
@@ -201,7 +201,7 @@ class VectorKind(Kind, Derived, FileReadable, Loadable, Queryable, Serviced, Cha
         return any(machine is not None and is_due(machine) for machine in machines)
 
     def reset(self, port: Port, info: TableInfo) -> None:
-        """Drop the index of a table: it is repaired by making it anew from the vectors."""
+        """Drop the index of a table: it is repaired by building a new one from the vectors."""
         group = PendingGroup()
         for partition in partitions_of(info):
             group.sections[partition] = VectorSection(IndexChange(generation=0, use=True))

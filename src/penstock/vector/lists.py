@@ -66,7 +66,7 @@ def load_faiss() -> Any:
 def _native(index: Any, kind: str, name: str) -> Callable[..., Any]:
     """Return a method of an index of a kind without the layer of Python around it, which costs a microsecond."""
     module = sys.modules[type(index).__module__]
-    for native in (getattr(module, some) for some in vars(module) if some.startswith("_swigfaiss")):
+    for native in (getattr(module, attribute) for attribute in vars(module) if attribute.startswith("_swigfaiss")):
         function = getattr(native, f"{kind}_{name}", None)
         if function is not None:
             return partial(function, index.this)
@@ -132,8 +132,8 @@ class _Parameters(dict[int, Any]):
     def __missing__(self, probes: int) -> Any:
         if len(self) >= PARAMETERS_MAX:
             self.clear()
-        self[probes] = made = self._make(probes)
-        return made
+        self[probes] = parameters = self._make(probes)
+        return parameters
 
 
 class PostingLists:
@@ -208,7 +208,7 @@ class PostingLists:
     def _append(self, number: int, keys: I64, rows: F32) -> None:
         """Add entries to a list. Requires: both arrays are contiguous."""
         pointer = _faiss.swig_ptr
-        # First: this raises for a list that does not exist, of which faiss would write to some other memory.
+        # First: this raises for a list that does not exist, for which faiss would write to some other memory.
         size, capacity = int(self._sizes[number]) + len(keys), int(self._capacities[number])
         self._inverted.add_entries(number, len(keys), pointer(keys), pointer(rows.view(np.uint8)))
         self._sizes[number] = size
@@ -278,11 +278,11 @@ class PostingLists:
 
     def lists_of(self, ids: U64) -> I32:
         """Return the list of each id; -1 if it is in none."""
-        known = self._ids[: self._count]
-        at = np.minimum(np.searchsorted(known, ids), max(self._count - 1, 0))
+        listed_ids = self._ids[: self._count]
+        at = np.minimum(np.searchsorted(listed_ids, ids), max(self._count - 1, 0))
         if not self._count:
             return np.full(len(ids), -1, np.int32)
-        return np.where(known[at] == ids, self._lists[at], np.int32(-1))
+        return np.where(listed_ids[at] == ids, self._lists[at], np.int32(-1))
 
     def vectors(self, ids: U64) -> F32:
         """Return a copy of the vectors of some ids. Requires: they are in the lists."""
@@ -304,16 +304,16 @@ class PostingLists:
 
     def search(self, queries: F32, k: int, probes: int, selector: Any = None) -> tuple[F32, I64]:
         """Return what faiss finds in the `probes` nearest lists: products or squared distances, and ids."""
-        found, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        scores, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         pointer = _faiss.swig_ptr
         parameters = self._plain_parameters[probes] if selector is None else self.parameters(probes, selector)
-        self._search(len(queries), pointer(queries), k, pointer(found), pointer(ids), parameters)
-        return found, ids
+        self._search(len(queries), pointer(queries), k, pointer(scores), pointer(ids), parameters)
+        return scores, ids
 
     def search_one(self, buffers: Scratch, k: int, probes: int) -> list[int]:
-        """Do as `search` for the query in some buffers, in which the distances are found; return the ids."""
+        """Search as `search` does, for the query in some buffers; write the distances to them, and return the ids."""
         parameters = self._plain_parameters[probes]
-        if probes == 1 and self.centroids.size <= ONE_THREAD_SIZE:  # 4 us for 632 of them, faiss takes 7
+        if probes == 1 and self.centroids.size <= ONE_THREAD_SIZE:  # 4 us for 632 lists; faiss takes 7
             scores = np.dot(buffers.query, self._transposed, buffers.scores)
             if self._halves is not None:
                 np.subtract(scores, self._halves, scores)
@@ -328,15 +328,15 @@ class PostingLists:
         return ids
 
     def search_lists(self, queries: F32, k: int, lists: I64, selector: Any) -> tuple[F32, I64]:
-        """Do as `search`, in the lists that are named for each query; -1 names none."""
-        found, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        """Search as `search` does, in the lists that are given for each query; -1 is none."""
+        scores, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         coarse = np.zeros(lists.shape, np.float32)
         pointer = _faiss.swig_ptr
         self._index.search_preassigned_c(
-            len(queries), pointer(queries), k, pointer(lists), pointer(coarse), pointer(found), pointer(ids), False,
+            len(queries), pointer(queries), k, pointer(lists), pointer(coarse), pointer(scores), pointer(ids), False,
             self.parameters(lists.shape[1], selector),
         )  # fmt: skip
-        return found, ids
+        return scores, ids
 
     def memory_bytes(self) -> int:
         """Return the bytes that the lists take."""
@@ -358,16 +358,16 @@ class FlatRows:
 
     def search(self, queries: F32, k: int) -> tuple[F32, I64]:
         """Return products or squared distances, and positions; -1: none."""
-        found, at = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        scores, at = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         pointer = _faiss.swig_ptr
         for start in range(0, len(queries), FLAT_QUERIES):
             some = queries[start : start + FLAT_QUERIES]
-            outputs = pointer(found[start : start + FLAT_QUERIES]), pointer(at[start : start + FLAT_QUERIES])
+            outputs = pointer(scores[start : start + FLAT_QUERIES]), pointer(at[start : start + FLAT_QUERIES])
             self._search(len(some), pointer(some), k, *outputs)
-        return found, at
+        return scores, at
 
     def search_one(self, buffers: Scratch, k: int) -> list[int]:
-        """Do as `search` for the query in some buffers, in which the products are found; return the positions."""
+        """Search as `search` does, for the query in some buffers; write scores to them, and return the positions."""
         self._search(1, buffers.at_query, k, buffers.at_distances, buffers.at_ids)
         positions: list[int] = buffers.ids.tolist()
         return positions

@@ -1,7 +1,8 @@
 """The search kernel of a shard in memory: kept up to date by apply, never the truth.
 
 It is loaded by a search, or by the owner's maintenance. The first few searches of a shard with lists do not wait for
-it: they look into the lists as they are stored (`stored_lists`), and so do all while it is loaded, or has no room.
+it: they look into the lists as they are stored (`stored_lists`). So do all searches while it is being loaded, or if it
+has no room.
 
 A search of a snapshot uses the kernel as well, with a ceiling of internal ids and the ids that were deleted before it;
 a pin keeps vectors in memory that were deleted since. A new generation of centroids makes a new kernel; snapshots keep
@@ -97,7 +98,7 @@ class LiveIndex:
         return (0 if index is None else index.memory_bytes()) + self._older_bytes() + self.cache.memory_bytes()
 
     def _older_bytes(self) -> int:
-        return sum(index.memory_bytes() for some in self._older if (index := some()) is not None)
+        return sum(index.memory_bytes() for reference in self._older if (index := reference()) is not None)
 
     def fits(self, count: int) -> bool:
         """Whether the kernel of `count` vectors may be in memory; caches are dropped for it."""
@@ -117,13 +118,16 @@ class LiveIndex:
         size = COLUMNS_FACTOR * size_of(snapshot.version, *id_range(RECORD))
         index, columns = self.index, self.cache.columns
         kernel = 0 if index is None else index.memory_bytes()
-        known = 0 if columns is None else columns.nbytes
-        return self._budget.fits(self, max(size, known) + kernel + self._older_bytes())
+        cached_bytes = 0 if columns is None else columns.nbytes
+        return self._budget.fits(self, max(size, cached_bytes) + kernel + self._older_bytes())
 
     def _keep_counting(self, loaded: LoadedIndex | None) -> None:
         """Count a kernel that only snapshots have, as long as they have it. Requires: _lock."""
         if loaded is not None:
-            self._older = (*(some for some in self._older if some() is not None), weakref.ref(loaded.index))
+            self._older = (
+                *(reference for reference in self._older if reference() is not None),
+                weakref.ref(loaded.index),
+            )
 
     # -- apply
 
@@ -143,7 +147,7 @@ class LiveIndex:
                     loaded.take_in(draft)
                 done = loaded is None or not draft.added or self._has_room(loaded.index.memory_bytes())
             finally:
-                if not done:  # it grew too large, or may be half changed: the next search looks at the files
+                if not done:  # it grew too large, or may be half changed: the next search reads the files
                     self.loaded = None
                     self._keep_counting(loaded)
             self._lsn = draft.lsn

@@ -37,7 +37,7 @@ class IndexView:
     index: VectorIndex
     pin: IndexPin
     ceiling: int  # internal ids from here on are newer
-    gone: U64  # deleted before, and still in memory; ascending
+    removed: U64  # deleted before, and still in memory; ascending
 
     @classmethod
     def of(cls, loaded: LoadedIndex) -> IndexView:
@@ -73,34 +73,34 @@ class LoadedIndex:
             for ids, vectors in vector_slices(view, self._options.dimensions):
                 self.index.add(ids, vectors, np.zeros(len(ids), np.int32))
             return
-        known, lists = lists_by_id(view, self.generation, self._centroids)
+        listed_ids, lists = lists_by_id(view, self.generation, self._centroids)
         self.index.load(*none, self._centroids.matrix)
         self.index.reserve(np.bincount(lists, minlength=len(self._centroids)).astype(np.int64))
         for ids, vectors in vector_slices(view, self._options.dimensions):
-            found = are_among(ids, known)
+            in_lists = are_among(ids, listed_ids)
             chosen = np.zeros(len(ids), np.int32)
-            chosen[found] = lists[np.searchsorted(known, ids[found])]
-            if not found.all():
-                chosen[~found] = self._centroids.nearest(vectors[~found], self._options.metric)
+            chosen[in_lists] = lists[np.searchsorted(listed_ids, ids[in_lists])]
+            if not in_lists.all():
+                chosen[~in_lists] = self._centroids.nearest(vectors[~in_lists], self._options.metric)
             self.index.add(ids, vectors, chosen)
 
     def take_in(self, draft: VectorDraft) -> None:
         """Add what a record added and remove what it removed, in one step."""
         if draft.generations.current != self.generation:
             self.generation = ANOTHER  # for good: an index that was dropped and is made anew begins at 1 again
-        parts = [(some, self._lists_of(some)) for some in draft.live_added()]
+        parts = [(added, self._lists_of(added)) for added in draft.live_added()]
         self.ceiling = draft.next_id  # first: a search that saw these vectors must find it, see `service`
         if parts:
-            ids = np.concatenate([some.ids for some, _ in parts])
-            vectors = np.concatenate([some.vectors for some, _ in parts]) if len(parts) > 1 else parts[0][0].vectors
-            self.index.update(ids, vectors, np.concatenate([lists for _, lists in parts]), id_array(draft.gone))
-        elif draft.gone:
-            self.index.remove(id_array(draft.gone))
+            ids = np.concatenate([added.ids for added, _ in parts])
+            vectors = np.concatenate([added.vectors for added, _ in parts]) if len(parts) > 1 else parts[0][0].vectors
+            self.index.update(ids, vectors, np.concatenate([lists for _, lists in parts]), id_array(draft.removed))
+        elif draft.removed:
+            self.index.remove(id_array(draft.removed))
 
-    def _lists_of(self, some: AddedVectors) -> I32:
-        """Return the place of each vector's centroid, as apply found it or, if that uses other centroids, anew."""
+    def _lists_of(self, added: AddedVectors) -> I32:
+        """Return the position of each vector's centroid: from apply or, if that uses other centroids, computed here."""
         if not len(self._centroids):
-            return np.zeros(len(some.ids), np.int32)
-        if some.lists is not None and self.generation != ANOTHER:
-            return np.searchsorted(self._centroids.numbers, some.lists).astype(np.int32)
-        return self._centroids.nearest(some.vectors, self._options.metric)
+            return np.zeros(len(added.ids), np.int32)
+        if added.lists is not None and self.generation != ANOTHER:
+            return np.searchsorted(self._centroids.numbers, added.lists).astype(np.int32)
+        return self._centroids.nearest(added.vectors, self._options.metric)

@@ -64,11 +64,11 @@ class VectorMachine(TreeMachine):
         self.live = LiveIndex(options, tree.snapshot, budget)
         self._prepared: tuple[VectorDraft, Edit] | None = None  # until it is applied and taken in
         self._centroids: dict[int, Centroids] = {}  # by generation
-        self.indexed_at = IdSequence()  # when jobs last found the lists as they should be
+        self.indexed_at = IdSequence()  # when the lists last needed no job
 
     @property
     def applied(self) -> int:
-        """The last record that both the tree and the kernel have: one that an interrupt left between is repeated."""
+        """The last record that both the tree and the kernel have: one that an interrupt left in between is repeated."""
         prepared, lsn = self._prepared, self.tree.lsn
         return lsn if prepared is None else min(lsn, prepared[0].lsn - 1)
 
@@ -103,12 +103,12 @@ class VectorMachine(TreeMachine):
         return draft
 
     def _centroids_of(self, rows: StoredRows, generation: int) -> Centroids:
-        known = self._centroids.get(generation)
-        if known is None:
-            known = read_centroids(rows, generation, self.options.dimensions)
+        centroids = self._centroids.get(generation)
+        if centroids is None:
+            centroids = read_centroids(rows, generation, self.options.dimensions)
             if rows is self.tree.view:
-                self._centroids[generation] = known
-        return known
+                self._centroids[generation] = centroids
+        return centroids
 
     # -- reading
 
@@ -131,23 +131,23 @@ class VectorMachine(TreeMachine):
         """Return the vector of an external id and its encoded attributes, or None."""
         for _ in range(GET_ATTEMPTS):
             view = self.tree.view
-            found = get_record(view.get, key)
+            record = get_record(view.get, key)
             # An upsert may have moved the record between two of these lookups: then the next attempt finds it.
-            if found is not None or view.get(DICTIONARY + key) is None:
-                return found
+            if record is not None or view.get(DICTIONARY + key) is None:
+                return record
         raise CorruptionError(self._descriptor.folder, 0, "a vector or its record is missing: rebuild it from a backup")
 
     def row(self, key: bytes) -> tuple[bytes, int] | None:
-        found, row = self.get(key), self.tree.row(DICTIONARY + key)
-        return None if found is None or row is None else (found, row[1])
+        record, row = self.get(key), self.tree.row(DICTIONARY + key)
+        return None if record is None or row is None else (record, row[1])
 
     def touches(self, section: VectorSection, key: bytes) -> bool:
         return section.find(key) is not False
 
     def fold(self, key: bytes, waiting: Waiting, time_us: int) -> bytes | None:
         for group, section in waiting:  # newest first: the last write of an id is the whole record
-            found = section.find(key)
-            if found is False:
+            write = section.find(key)
+            if write is False:
                 continue
             lsn = group.lsn
             if lsn is not None and lsn <= self.tree.lsn:

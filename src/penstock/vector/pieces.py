@@ -44,7 +44,7 @@ def scan_records(view: View, options: VectorOptions, start: int, end: int | None
 
 
 class FileShard:
-    """A shard that another process searches from its files. It is loaded when it is made."""
+    """A shard that another process searches from its files; the constructor loads it."""
 
     def __init__(self, rows: View, options: VectorOptions) -> None:
         self._rows = rows
@@ -65,10 +65,10 @@ class FileShard:
 
     def records(self, numbers: I64) -> tuple[Any, Any]:
         """Return what `VectorState.records` does."""
-        found = self._columns().take(numbers)
-        if found is None:
+        columns = self._columns().take(numbers)
+        if columns is None:
             raise CorruptionError("vector table", 0, "an internal id in a list has no record")
-        return found
+        return columns
 
     def _columns(self) -> RecordColumns:
         return self._cache.up_to(self._rows, 0, self._loaded.ceiling, self._count)

@@ -122,17 +122,17 @@ class VectorReader(ReadableTable):
         if isinstance(ids, str):
             external = plain_id(ids)
             return self._record(external, self._reading.lookup(self._partition(external), external))
-        wanted = plain_ids(ids)
-        found: list[VectorRecord | None] = [None] * len(wanted)
-        if not wanted:
-            return found
+        keys = plain_ids(ids)
+        records: list[VectorRecord | None] = [None] * len(keys)
+        if not keys:
+            return records
         with self._reading.moment(self._partitions) as moment:
             for partition in self._partitions:
-                places = [place for place, some in enumerate(wanted) if self._partition(some) == partition]
-                values = moment.lookup_many(partition, [wanted[place] for place in places])
-                for place, value in zip(places, values, strict=True):
-                    found[place] = self._record(wanted[place], value)
-        return found
+                positions = [position for position, key in enumerate(keys) if self._partition(key) == partition]
+                values = moment.lookup_many(partition, [keys[position] for position in positions])
+                for position, value in zip(positions, values, strict=True):
+                    records[position] = self._record(keys[position], value)
+        return records
 
     def _record(self, external: bytes, value: bytes | None) -> VectorRecord | None:
         if value is None:
@@ -141,7 +141,7 @@ class VectorReader(ReadableTable):
         return VectorRecord(external.decode(), vector, decode_attributes(value[self._options.vector_bytes :]))
 
     def __contains__(self, id: object) -> bool:  # noqa: A002
-        external = plain_id(id)  # for what is not an id, False would be correct, but hide the mistake
+        external = plain_id(id)  # False for something that is not an id would be correct, but hide the mistake
         return self._reading.lookup(self._partition(external), external) is not None
 
     def count(self) -> int:
@@ -216,10 +216,10 @@ class VectorReader(ReadableTable):
     ) -> Iterator[Any]:
         condition, expression = self._condition(where)
 
-        def argument(some: F32) -> bytes:
+        def argument(vectors: F32) -> bytes:
             return encode_search(
                 SearchQuery(
-                    vectors=np.ascontiguousarray(some, "<f4").tobytes(),
+                    vectors=np.ascontiguousarray(vectors, "<f4").tobytes(),
                     k=k,
                     probes=probes,
                     exact=exact,
@@ -235,8 +235,10 @@ class VectorReader(ReadableTable):
             return
         with self._reading.moment(self._partitions) as moment:
             for start in range(0, len(queries), step):
-                found = moment.query(self._info, "search", argument(queries[start : start + step]), timeout_s=timeout_s)
-                for batch in found:
+                batches = moment.query(
+                    self._info, "search", argument(queries[start : start + step]), timeout_s=timeout_s
+                )
+                for batch in batches:
                     numbers = pc.add(batch.column(0), start)
                     yield batch.set_column(0, HITS.field(0), numbers)
 

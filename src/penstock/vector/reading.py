@@ -1,6 +1,6 @@
 """A snapshot of a vector shard: records and searches at one LSN.
 
-The key of a row, for readers that share a scan, is its internal id: eight bytes, in the order in which they were given.
+The key of a row, for readers that share a scan, is its internal id: eight bytes, in the order in which ids were given.
 
 Thread: any; a snapshot does not change.
 Invariant: all reads see one LSN; writes that are laid over it, which are not applied yet, are seen by all reads.
@@ -44,7 +44,7 @@ from penstock.vector.stored import (
 )
 
 SAMPLED_EACH = 16  # queries of one search that may be kept to measure recall
-COLUMNS_SHARE = 64  # if one of so many records is wanted, all are read, as columns
+COLUMNS_SHARE = 64  # if at least one of COLUMNS_SHARE records is requested, all are read, as columns
 
 
 class VectorState(ShardSnapshot):
@@ -97,8 +97,8 @@ class VectorState(ShardSnapshot):
         return get_record(self._view.get, key)
 
     def row(self, key: bytes) -> tuple[bytes, int] | None:
-        found, row = self.get(key), self._view.row(DICTIONARY + key)
-        return None if found is None or row is None else (found, row[1])
+        record, row = self.get(key), self._view.row(DICTIONARY + key)
+        return None if record is None or row is None else (record, row[1])
 
     @property
     def count(self) -> int:
@@ -113,13 +113,13 @@ class VectorState(ShardSnapshot):
         """Return the external ids and the attributes, as JSON text, of internal ids: two Arrow columns."""
         drafted = self._draft is not None  # internal ids that are not applied yet are not final
         columns = None if drafted else self._columns_for(len(numbers))
-        found = None if columns is None else columns.take(numbers)
-        return self._few_records(numbers.tolist(), cached=not drafted) if found is None else found
+        rows = None if columns is None else columns.take(numbers)
+        return self._few_records(numbers.tolist(), cached=not drafted) if rows is None else rows
 
-    def _columns_for(self, wanted: int) -> RecordColumns | None:
+    def _columns_for(self, number: int) -> RecordColumns | None:
         """Return columns for a number of records, if they are worth it; records may be missing."""
         columns, count = self._live.cache.columns, self.count
-        if wanted * COLUMNS_SHARE < count:
+        if number * COLUMNS_SHARE < count:
             return None
         newer = columns is not None and columns.lsn > self.lsn
         return columns if newer or not self._live.columns_fit(self.snapshot) else self._columns()
@@ -130,8 +130,8 @@ class VectorState(ShardSnapshot):
         get, cache = self._view.get, self._live.cache
         for number in numbers:
             if cached:
-                known = cache.record(number, get)
-                record = None if known is None else (known[0], attributes_text(known[1]))
+                entry = cache.record(number, get)
+                record = None if entry is None else (entry[0], attributes_text(entry[1]))
             else:
                 read = read_record(get, number)
                 record = None if read is None else (read[0], read[1].decode())
@@ -167,41 +167,41 @@ class VectorState(ShardSnapshot):
         if view is None or not view.index.loaded:
             lists = None if exact or where is not None else self._live.stored_lists(self.snapshot, len(queries))
             if lists is not None:
-                gone = BitMap64() if self._draft is None else self._draft.gone
-                return self._with_drafted(queries, k, where, lists.search(self.snapshot, queries, k, probes, gone))
+                hidden = BitMap64() if self._draft is None else self._draft.removed
+                return self._with_drafted(queries, k, where, lists.search(self.snapshot, queries, k, probes, hidden))
             view = self._index = self._live.view_of(self.snapshot) if self._live.fits(self.count) else None
         if view is None:
             return self._nearest_in_files(queries, k, where)
-        gone_ids = view.gone
-        if self._draft is not None and self._draft.gone:
-            gone_ids = np.union1d(gone_ids, id_array(self._draft.gone))
-        found = view.index.search(
+        deleted = view.removed
+        if self._draft is not None and self._draft.removed:
+            deleted = np.union1d(deleted, id_array(self._draft.removed))
+        nearest = view.index.search(
             queries,
             k,
             probes=probes,
             exact=exact,
             allowed=None if where is None else self._allowed(where),
             below=view.ceiling,
-            deleted=gone_ids,
+            deleted=deleted,
         )
-        return self._with_drafted(queries, k, where, found)
+        return self._with_drafted(queries, k, where, nearest)
 
     def _nearest_in_files(self, queries: F32, k: int, where: Any) -> tuple[F32, I64]:
         """Compare with all vectors, a slice of the files at a time."""
         metric = self.options.metric
-        wanted = prepared(queries, metric)
+        prepared_queries = prepared(queries, metric)
         nearest = np.full((len(queries), k), np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
         for ids, vectors in vector_slices(self._view, self.options.dimensions):
             self.snapshot.check_open()
             if where is not None:
                 parts = record_slices(self._view, int(ids[0]), int(ids[-1]) + 1)
-                table = attribute_table([some for _, _, attributes in parts for some in attributes.to_pylist()])
+                table = attribute_table([text for _, _, attributes in parts for text in attributes.to_pylist()])
                 passing = compile_condition(where, table.schema).mask(table)
                 ids, vectors = ids[passing], vectors[passing]
             if len(ids):
-                distances, places = ExactRows(prepared(vectors, metric), metric).search(wanted, k)
-                found = np.where(places >= 0, ids[places].astype(np.int64), -1)
-                nearest = merge_nearest([nearest, (distances, found)], k)[:2]
+                distances, positions = ExactRows(prepared(vectors, metric), metric).search(prepared_queries, k)
+                hit_ids = np.where(positions >= 0, ids[positions].astype(np.int64), -1)
+                nearest = merge_nearest([nearest, (distances, hit_ids)], k)[:2]
         return nearest
 
     @property
@@ -220,7 +220,7 @@ class VectorState(ShardSnapshot):
             yield from attribute_table(encoded.to_pylist()).schema
 
     def index_statistics(self) -> dict[str, Any]:
-        """Return what is known of the kernel in memory."""
+        """Return statistics of the kernel in memory."""
         index = self._live.index
         recall, queries = (None, 0) if index is None else self._live.sample.recall(index)
         return {
@@ -243,11 +243,11 @@ class VectorState(ShardSnapshot):
             passed.append(ids[compile_condition(where, table.schema).mask(table)])
         return np.concatenate(passed)
 
-    def _with_drafted(self, queries: F32, k: int, where: Any, found: tuple[F32, I64]) -> tuple[F32, I64]:
-        """Return what was found together with the nearest of the vectors that are not applied yet."""
+    def _with_drafted(self, queries: F32, k: int, where: Any, nearest: tuple[F32, I64]) -> tuple[F32, I64]:
+        """Merge the nearest applied vectors with the nearest of those that are not applied yet."""
         parts = [] if self._draft is None else list(self._draft.live_added())
         if not parts:
-            return found
+            return nearest
         ids = np.concatenate([part.ids for part in parts])
         rows = np.concatenate([part.vectors for part in parts])
         if where is not None:
@@ -255,11 +255,11 @@ class VectorState(ShardSnapshot):
             passing = compile_condition(where, table.schema).mask(table)
             ids, rows = ids[passing], rows[passing]
         if not len(ids):
-            return found
+            return nearest
         metric = self.options.metric
-        distances, places = ExactRows(prepared(rows, metric), metric).search(prepared(queries, metric), k)
-        drafted = np.where(places >= 0, ids[places].astype(np.int64), -1)
-        return merge_nearest([found, (distances, drafted)], k)[:2]
+        distances, positions = ExactRows(prepared(rows, metric), metric).search(prepared(queries, metric), k)
+        drafted = np.where(positions >= 0, ids[positions].astype(np.int64), -1)
+        return merge_nearest([nearest, (distances, drafted)], k)[:2]
 
 
 def merge_nearest(parts: Sequence[tuple[F32, I64]], k: int) -> tuple[F32, I64, I64]:

@@ -36,7 +36,7 @@ class HiddenIds:
     def __init__(self, bits: BitMap64) -> None:
         self._bits = bits
         self._ids: U64 | None = None
-        self.selector: Any = None  # of faiss; for whoever makes one
+        self.selector: Any = None  # of faiss; cached here by the first search that needs one
 
     @property
     def ids(self) -> U64:

@@ -69,7 +69,7 @@ def plain_ids(ids: Any) -> list[bytes]:
         sizes = set(map(len, encoded))
         if min(sizes) > 0 and max(sizes) <= ID_BYTES_MAX:
             return encoded
-    return [plain_id(some) for some in listed]
+    return [plain_id(value) for value in listed]
 
 
 def plain_matrix(values: Any, options: VectorOptions, count: int | None = None) -> F32:
@@ -79,9 +79,9 @@ def plain_matrix(values: Any, options: VectorOptions, count: int | None = None) 
 
 def _checked_matrix(matrix: F32, options: VectorOptions, count: int | None) -> F32:
     if matrix.ndim != 2 or (count is not None and len(matrix) != count):
-        wanted = "some" if count is None else str(count)
+        rows = "some" if count is None else str(count)
         raise Invalid(
-            f"vectors are a matrix of {wanted} rows and {options.dimensions} columns, not of the shape {matrix.shape}"
+            f"vectors are a matrix of {rows} rows and {options.dimensions} columns, not of the shape {matrix.shape}"
         )
     if len(matrix):
         check_vectors(matrix, options)
@@ -255,18 +255,18 @@ def _attribute_rows(table: pa.Table) -> list[bytes]:
     dicts: list[Any] = [None] * table.num_rows
     if "attributes" in table.column_names:
         dicts = _attribute_dicts(table.column("attributes"))
-    elif others and (known := encode_columns(others, [table.column(name) for name in others])) is not None:
-        return known
+    elif others and (from_columns := encode_columns(others, [table.column(name) for name in others])) is not None:
+        return from_columns
     if not others:
         encoded = encode_all(dicts)
     else:
         columns = [table.column(name).to_pylist() for name in others]
         joined = []
-        for some, values in zip(dicts, zip(*columns, strict=True), strict=True):
+        for attributes, values in zip(dicts, zip(*columns, strict=True), strict=True):
             beside = dict(zip(others, values, strict=True))
-            if some and not beside.keys().isdisjoint(some):
+            if attributes and not beside.keys().isdisjoint(attributes):
                 raise Invalid("an attribute stands in the column attributes and in a column of its own: give it once")
-            joined.append({**some, **beside} if some else beside)
+            joined.append({**attributes, **beside} if attributes else beside)
         encoded = encode_all(joined)
     return encoded if any(encoded) else []
 
@@ -292,7 +292,7 @@ def _attribute_dicts(column: Any) -> list[Any]:
 
 
 def _from_pairs(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    attributes = dict(pairs)
+    if len(attributes) != len(pairs):
         raise Invalid("a map of attributes has a name twice")
-    return found
+    return attributes

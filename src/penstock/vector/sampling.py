@@ -1,4 +1,4 @@
-"""A sample of the queries that were searched, and what it shows: the recall, and how many lists to look at.
+"""A sample of the queries that were searched, to measure recall and to choose how many lists a search looks at.
 
 Thread: any; `adapt` one at a time. Counts are approximate.
 """
@@ -14,9 +14,9 @@ from penstock.vector.keys import F32
 from penstock.vector.training import choose_probes, recalls
 
 SAMPLE_MAX = 128  # queries in the sample
-SAMPLE_EVERY = 16  # of as many queries one replaces another, when the sample is full
-ADAPT_FIRST = 1_000  # searches before the first look
-ADAPT_SHARE = 0.1  # of the vectors: so many new ones make another look due
+SAMPLE_EVERY = 16  # when the sample is full, one query in SAMPLE_EVERY replaces another
+ADAPT_FIRST = 1_000  # searches before recall is measured first
+ADAPT_SHARE = 0.1  # of the vectors: it is measured again when more than this share changed
 RECALL_QUERIES = 64  # on which recall is measured
 
 
@@ -45,8 +45,8 @@ class SearchedQueries:
         """
         if index.lists < 2 or self._searches < ADAPT_FIRST:
             return
-        known = self._adapted
-        changed = known is None or known[0]() is not index or index.changes - known[1] > ADAPT_SHARE * index.count
+        last = self._adapted
+        changed = last is None or last[0]() is not index or index.changes - last[1] > ADAPT_SHARE * index.count
         if changed or self._searches >= self._due:
             self._due, self._adapted = 2 * self._searches, (weakref.ref(index), index.changes)
             index.probes, _ = choose_probes(index, np.stack(self._queries))

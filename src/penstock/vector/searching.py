@@ -68,7 +68,7 @@ class SearchQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     vectors: bytes  # float32, one query after the other
     k: int
-    probes: int = 0  # lists to look at; 0: as many as the table finds right
+    probes: int = 0  # lists to look at; 0: the table's own choice
     exact: bool = False
     where: Any = None  # a condition as a dict
     expression: bytes = b""  # a condition as an Arrow expression, in Substrait
@@ -79,7 +79,7 @@ _decoder = msgspec.msgpack.Decoder(SearchQuery)
 
 
 def check_k(k: Any) -> int:
-    """Return how many vectors to find; `Invalid` if it is not a number of them."""
+    """Return `k`, the number of vectors to find; `Invalid` if it is not one."""
     return whole(k, "k", 1, K_MAX)
 
 
@@ -160,13 +160,13 @@ def _search(query: SearchQuery, vectors: F32, shards: Sequence[VectorState], con
     where = _with_types(condition_of(query), shards, context)
     step = max(1, HITS_ROWS // query.k)
     for start in range(0, len(vectors), step):
-        some = vectors[start : start + step]
-        found = []
+        block = vectors[start : start + step]
+        nearest = []
         for shard in shards:
             context.check()
-            found.append(shard.nearest(some, query.k, probes=query.probes or None, exact=query.exact, where=where))
+            nearest.append(shard.nearest(block, query.k, probes=query.probes or None, exact=query.exact, where=where))
         context.check()
-        yield hits_batch(shards, found, query.k, start)
+        yield hits_batch(shards, nearest, query.k, start)
 
 
 def _with_types(where: Any, shards: Sequence[VectorState], context: QueryContext) -> Any:
@@ -178,23 +178,25 @@ def _with_types(where: Any, shards: Sequence[VectorState], context: QueryContext
 
 def bound_to_all(where: Any, fields: Iterable[Iterable[pa.Field]]) -> Any:
     """Return a condition, bound to the columns that its attributes have in any of several parts of a table."""
-    schema = pa.schema(joined_fields(field for some in fields for field in some))
+    schema = pa.schema(joined_fields(field for part in fields for field in part))
     if isinstance(where, Mapping):
         return BoundCondition(where, pa.schema([field for field in schema if field.name in where]))
     return BoundCondition(where, one_column_each(schema)) if isinstance(where, pc.Expression) else where
 
 
-def hits_batch(shards: Sequence[VectorState | FileShard], found: Sequence[tuple[F32, Any]], k: int, first: int) -> Any:
-    """Return the `k` nearest of what shards found, as a record batch; `first` is the number of the first query."""
-    distances, ids, sources = merge_nearest(found, k)
+def hits_batch(
+    shards: Sequence[VectorState | FileShard], nearest: Sequence[tuple[F32, Any]], k: int, first: int
+) -> Any:
+    """Return the `k` nearest of the answers of shards, as a record batch; `first` is the number of the first query."""
+    distances, ids, sources = merge_nearest(nearest, k)
     rows, columns = np.nonzero(ids >= 0)
-    wanted_ids, wanted_shards = ids[rows, columns], sources[rows, columns]
+    hit_ids, hit_shards = ids[rows, columns], sources[rows, columns]
     if len(shards) == 1:
-        texts, attributes = shards[0].records(wanted_ids)
+        texts, attributes = shards[0].records(hit_ids)
     else:
-        places = [np.flatnonzero(wanted_shards == number) for number in range(len(shards))]
-        parts = [shard.records(wanted_ids[here]) for shard, here in zip(shards, places, strict=True)]
-        order = pa.array(np.argsort(np.concatenate(places), kind="stable"))
+        positions = [np.flatnonzero(hit_shards == number) for number in range(len(shards))]
+        parts = [shard.records(hit_ids[here]) for shard, here in zip(shards, positions, strict=True)]
+        order = pa.array(np.argsort(np.concatenate(positions), kind="stable"))
         texts, attributes = (pa.concat_arrays([part[at] for part in parts]).take(order) for at in (0, 1))
     return pa.record_batch(
         [

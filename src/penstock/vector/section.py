@@ -109,12 +109,12 @@ _finding = threads.lock("vector.section")  # one for all sections: it is held fo
 class VectorSection(PartLog[Part]):
     """Pending writes of one shard, in order."""
 
-    __slots__ = ("_places",)
+    __slots__ = ("_rows_by_id",)
 
     def __init__(self, *parts: Part) -> None:
         super().__init__(*parts)
-        # How much of the log is in it, and the last part that writes an id, with its row. Guarded by _finding.
-        self._places: tuple[int, dict[bytes, tuple[Upserts | Deletes, int]]] = (0, {})
+        # How many parts of the log are in it; by id, the last part that writes it, and the row. Guarded by _finding.
+        self._rows_by_id: tuple[int, dict[bytes, tuple[Upserts | Deletes, int]]] = (0, {})
 
     def __len__(self) -> int:
         return sum(map(len, self.log))
@@ -125,24 +125,24 @@ class VectorSection(PartLog[Part]):
     def find(self, key: bytes) -> tuple[F32, bytes] | bool:
         """Return the vector and attributes that a section writes for an id; True if it deletes it, False if neither."""
         with _finding:
-            seen, places = self._places
+            scanned, rows_by_id = self._rows_by_id
             end = len(self.log)
-            for part in self.log[seen:end]:
+            for part in self.log[scanned:end]:
                 if not isinstance(part, IndexChange):
-                    places.update(zip(part.ids, zip(repeat(part), range(len(part)), strict=False), strict=True))
-            self._places = end, places
-        found = places.get(key)
-        if found is None:
+                    rows_by_id.update(zip(part.ids, zip(repeat(part), range(len(part)), strict=False), strict=True))
+            self._rows_by_id = end, rows_by_id
+        entry = rows_by_id.get(key)
+        if entry is None:
             return False
-        part, row = found
+        part, row = entry
         if isinstance(part, Deletes):
             return True
         return part.vectors[row], part.attributes[row] if part.attributes else b""
 
     def get(self, key: bytes) -> bytes | None:
         """Return the vector that a section writes for an id, followed by its attributes; None if it writes none."""
-        found = self.find(key)
-        return None if isinstance(found, bool) else found[0].astype("<f4").tobytes() + found[1]
+        write = self.find(key)
+        return None if isinstance(write, bool) else write[0].astype("<f4").tobytes() + write[1]
 
 
 def fold_parts(log: Iterable[Part]) -> list[Part]:
@@ -162,28 +162,28 @@ def fold_parts(log: Iterable[Part]) -> list[Part]:
 def _fold_rows(rows: list[Upserts | Deletes]) -> list[Part]:
     if not rows:
         return []
-    ids = [some for part in rows for some in part.ids]
+    ids = [key for part in rows for key in part.ids]
     last = dict(zip(ids, range(len(ids)), strict=True))
     if len(rows) == 1 and len(last) == len(ids):
         return [rows[0]]
-    kept = np.fromiter(last.values(), np.intp, len(last))
-    kept.sort()  # ids are assigned in the order of the last writes
+    last_writes = np.fromiter(last.values(), np.intp, len(last))
+    last_writes.sort()  # ids are assigned in the order of the last writes
     is_upsert = np.concatenate([np.full(len(part), isinstance(part, Upserts)) for part in rows])
     row_of = np.cumsum(is_upsert) - 1  # the row of each upsert in the joined matrix
-    wanted = kept[is_upsert[kept]]
+    upserted = last_writes[is_upsert[last_writes]]
     parts: list[Part] = []
-    gone = kept[~is_upsert[kept]].tolist()
-    if gone:
-        parts.append(Deletes([ids[place] for place in gone]))
-    if len(wanted):
+    deleted = last_writes[~is_upsert[last_writes]].tolist()
+    if deleted:
+        parts.append(Deletes([ids[position] for position in deleted]))
+    if len(upserted):
         upserts = [part for part in rows if isinstance(part, Upserts)]
         vectors = np.concatenate([part.vectors for part in upserts]) if len(upserts) > 1 else upserts[0].vectors
         attributes: list[bytes] = []
         if any(part.attributes for part in upserts):
-            attributes = [some for part in upserts for some in part.attributes_of()]
-            attributes = [attributes[row] for row in row_of[wanted].tolist()]
-        chosen = vectors if len(wanted) == len(vectors) else vectors[row_of[wanted]]
-        parts.append(Upserts([ids[place] for place in wanted.tolist()], chosen, attributes))
+            attributes = [data for part in upserts for data in part.attributes_of()]
+            attributes = [attributes[row] for row in row_of[upserted].tolist()]
+        chosen = vectors if len(upserted) == len(vectors) else vectors[row_of[upserted]]
+        parts.append(Upserts([ids[position] for position in upserted.tolist()], chosen, attributes))
     return parts
 
 

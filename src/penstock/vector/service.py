@@ -30,7 +30,7 @@ from penstock.vector.section import SQUARE_MAX, SQUARE_MIN, check_vectors
 from penstock.vector.stored import read_generations, read_sequence
 
 SEARCH = "search"
-ATTEMPTS = 10  # while records of hits are deleted at the same time
+ATTEMPTS = 10  # of a search, if records of hits are deleted meanwhile
 
 
 class SearchCall(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ class SearchCall(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     vector: bytes  # float32
     k: int
-    probes: int = 0  # 0: as many as the table finds right
+    probes: int = 0  # 0: the table's own choice
     where: Any = None  # a condition as a dict
 
 
@@ -74,10 +74,10 @@ class VectorService(TableService):
                 if where is None:
                     distances, numbers = loaded.index.search_one(vector, k, probes or None, square)
                 else:
-                    found = self._filtered(loaded, live, request, square)
-                    if found is None:
+                    hits = self._filtered(loaded, live, request, square)
+                    if hits is None:
                         break
-                    distances, numbers = found
+                    distances, numbers = hits
             except Backpressure:
                 continue  # a change of the kernel failed since: load it again
             live.sample.add(vector)
@@ -107,13 +107,15 @@ class VectorService(TableService):
     def _filtered(
         loaded: LoadedIndex, live: LiveIndex, request: Any, square: float
     ) -> tuple[list[float], list[int]] | None:
-        """Search what passes a condition; None if cached columns lack a record that the kernel has."""
+        """Search vectors that pass a condition; None if cached columns lack a record that the kernel has."""
         vector, k, probes, where = request
         columns = live.cache.columns
         if columns is None or columns.ceiling != loaded.ceiling:
             return None
-        found = loaded.index.search_one(vector, k, probes or None, square, live.cache.allowed(where, columns))
-        return found if columns.ceiling == loaded.ceiling else None  # a record was applied since: a part was seen
+        hits = loaded.index.search_one(vector, k, probes or None, square, live.cache.allowed(where, columns))
+        return (
+            hits if columns.ceiling == loaded.ceiling else None
+        )  # else a record was applied meanwhile, and a part of it was seen
 
     @staticmethod
     def _in_snapshot(machine: VectorMachine, vector: F32, request: Any) -> list[Hit]:

@@ -94,7 +94,7 @@ class Centroids:
         return len(self.numbers)
 
     def nearest(self, vectors: F32, metric: Metric) -> npt.NDArray[np.int32]:
-        """Return the place of the nearest centroid of each vector. Requires: there are centroids."""
+        """Return the position of the nearest centroid of each vector. Requires: there are centroids."""
         assigner = self._assigner
         if assigner is None:
             assigner = self._assigner = ListAssigner(self.matrix, metric)
@@ -156,7 +156,9 @@ def internal_id(value: bytes | None) -> int:
 def record_values(externals: Sequence[bytes], attributes: Sequence[bytes]) -> list[bytes]:
     """Encode records: the external id and the attributes of each."""
     lengths = {size: _LENGTH.pack(size) for size in set(map(len, externals))}
-    return [lengths[len(some)] + some + rest for some, rest in zip(externals, attributes, strict=True)]
+    return [
+        lengths[len(external)] + external + encoded for external, encoded in zip(externals, attributes, strict=True)
+    ]
 
 
 def split_record(value: bytes) -> tuple[bytes, bytes]:
@@ -218,25 +220,27 @@ def _texts(data: Any, starts: Any, ends: Any, *, empty_is_null: bool = False) ->
     lengths = ends - starts
     offsets = np.zeros(len(starts) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    some = lengths > 0
+    present = lengths > 0
     marks = np.zeros(len(data) + 1, np.int8)
-    marks[starts[some]] += 1
-    marks[ends[some]] -= 1
+    marks[starts[present]] += 1
+    marks[ends[present]] -= 1
     chosen = data[np.cumsum(marks[:-1], dtype=np.int8).view(np.bool_)]
-    valid = pa.py_buffer(np.packbits(some, bitorder="little")) if empty_is_null and not some.all() else None
+    valid = pa.py_buffer(np.packbits(present, bitorder="little")) if empty_is_null and not present.all() else None
     return pa.Array.from_buffers(pa.string(), len(starts), [valid, pa.py_buffer(offsets), pa.py_buffer(chosen)])
 
 
 def lists_by_id(view: View, generation: int, centroids: Centroids) -> tuple[U64, I32]:
-    """Return the internal ids in the posting lists of a generation, ascending, and the place of each one's centroid."""
-    places = {number: place for place, number in enumerate(centroids.numbers.tolist())}
+    """Return the internal ids in the lists of a generation, ascending, and the position of each one's centroid."""
+    positions = {number: position for position, number in enumerate(centroids.numbers.tolist())}
     parts = [
-        (id_array(ids), places[number]) for number, ids in read_postings(view, generation) if ids and number in places
+        (id_array(ids), positions[number])
+        for number, ids in read_postings(view, generation)
+        if ids and number in positions
     ]
     if not parts:
         return np.zeros(0, np.uint64), np.zeros(0, np.int32)
-    ids = np.concatenate([some for some, _ in parts])
-    lists = np.concatenate([np.full(len(some), place, np.int32) for some, place in parts])
+    ids = np.concatenate([members for members, _ in parts])
+    lists = np.concatenate([np.full(len(members), position, np.int32) for members, position in parts])
     order = np.argsort(ids, kind="stable")
     return ids[order], lists[order]
 

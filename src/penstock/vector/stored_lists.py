@@ -44,15 +44,15 @@ class StoredLists:
                 near += self._halves
             order = self._numbers[np.argsort(near, kind="stable")]
             number = min(probes or max(1, self._probes), len(order))
-            found, vectors = self._members(view, order[:number], hidden)
-            while probes is None and len(found) < k and number < len(order):  # look at more, as a kernel does
+            members, vectors = self._members(view, order[:number], hidden)
+            while probes is None and len(members) < k and number < len(order):  # look at more, as a kernel does
                 number = min(2 * number, len(order))
-                found, vectors = self._members(view, order[:number], hidden)
-            if len(found):
+                members, vectors = self._members(view, order[:number], hidden)
+            if len(members):
                 rows = ExactRows(prepared(vectors, self._options.metric), self._options.metric)
-                some, places = rows.search(query[None], k)
-                distances[row] = some[0]
-                ids[row] = np.where(places[0] >= 0, found[places[0]].astype(np.int64), -1)
+                nearest, positions = rows.search(query[None], k)
+                distances[row] = nearest[0]
+                ids[row] = np.where(positions[0] >= 0, members[positions[0]].astype(np.int64), -1)
         return distances, ids
 
     def _members(self, view: View, lists: I32, hidden: BitMap64) -> tuple[U64, F32]:

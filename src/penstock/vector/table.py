@@ -159,10 +159,10 @@ def split_rows(rows: Upserts | Deletes, shards: int) -> Iterator[tuple[int, Upse
         return
     numbers = shards_of(binary_column(list(rows.ids)), shards)
     for shard in np.unique(numbers).tolist():
-        places = np.flatnonzero(numbers == shard)
-        ids = [rows.ids[place] for place in places.tolist()]
+        positions = np.flatnonzero(numbers == shard)
+        ids = [rows.ids[position] for position in positions.tolist()]
         if isinstance(rows, Deletes):
             yield shard, Deletes(ids)
         else:
-            attributes = [rows.attributes[place] for place in places.tolist()] if rows.attributes else []
-            yield shard, Upserts(ids, rows.vectors[places], attributes)
+            attributes = [rows.attributes[position] for position in positions.tolist()] if rows.attributes else []
+            yield shard, Upserts(ids, rows.vectors[positions], attributes)

@@ -24,9 +24,9 @@ F64: TypeAlias = npt.NDArray[np.float64]
 TRAINED_ROWS_MIN = 10_000  # fewer are searched exactly
 SAMPLE_PER_LIST = 64  # rows that k-means looks at
 ROUNDS = 10
-SPLIT_ABOVE = 3.0  # of the wanted length of a list
+SPLIT_ABOVE = 3.0  # times the target length of a list
 DISSOLVE_BELOW = 0.1
-RECALL_WANTED = 0.95
+RECALL_TARGET = 0.95
 _CONFIDENCE = 1.645  # one-sided, 95 %
 _HUGE = 1e30  # products near the end of float32 are compared in float64
 
@@ -117,7 +117,7 @@ def sample_size(rows: int) -> int:
 def k_means(vectors: F32, lists: int, metric: Metric, *, seed: int = 0, rounds: int = ROUNDS) -> F32:
     """Return centroids of the vectors: at most `lists`, fewer if fewer vectors differ."""
     points = _directions(vectors) if metric != "euclidean" else np.ascontiguousarray(vectors, np.float32)
-    points = np.unique(points, axis=0) if len(points) <= 4 * lists else points  # so few may all be the same
+    points = np.unique(points, axis=0) if len(points) <= 4 * lists else points  # that few may be all the same
     if not len(points):
         return np.zeros((1, vectors.shape[1]), np.float32)
     if len(points) <= lists:
@@ -172,18 +172,18 @@ class ListPlan:
 def plan_lists(sizes: npt.NDArray[Any]) -> ListPlan:
     """Return which lists to split and which to dissolve, by the rows in each."""
     rows, count = int(sizes.sum()), len(sizes)
-    wanted = max(1.0, rows / list_count(rows)) if rows else 1.0
-    split = {int(at): math.ceil(int(sizes[at]) / wanted) for at in np.flatnonzero(sizes > SPLIT_ABOVE * wanted)}
-    short = np.flatnonzero(sizes < DISSOLVE_BELOW * wanted)
-    spare = max(0, count + sum(split.values()) - len(split) - list_count(rows))  # lists above the wanted number
+    target = max(1.0, rows / list_count(rows)) if rows else 1.0
+    split = {int(at): math.ceil(int(sizes[at]) / target) for at in np.flatnonzero(sizes > SPLIT_ABOVE * target)}
+    short = np.flatnonzero(sizes < DISSOLVE_BELOW * target)
+    spare = max(0, count + sum(split.values()) - len(split) - list_count(rows))  # lists above the target number
     dissolve = short[np.argsort(sizes[short], kind="stable")][: min(spare, count - 1)]
     return ListPlan(split, tuple(sorted(dissolve.tolist())))
 
 
 def rebalanced(centroids: F32, plan: ListPlan, members: Callable[[int], F32], metric: Metric, *, seed: int = 0) -> F32:
     """Return the centroids after a plan; `members` returns vectors of a list, or a sample of them."""
-    gone = set(plan.dissolve) | set(plan.split)
-    parts = [centroids[[at for at in range(len(centroids)) if at not in gone]]]
+    replaced = set(plan.dissolve) | set(plan.split)
+    parts = [centroids[[at for at in range(len(centroids)) if at not in replaced]]]
     for at, count in plan.split.items():
         vectors = members(at)
         parts.append(k_means(vectors, count, metric, seed=seed + at) if len(vectors) else centroids[at : at + 1])
@@ -208,12 +208,12 @@ def recalls(index: Searchable, queries: F32, k: int, probes: int, truth: tuple[F
     A hit at the distance of the last true one counts, whichever of several equally near it is.
     """
     distances, ids = truth if truth is not None else index.search(queries, k, exact=True)
-    found, hits = index.search(queries, k, probes=probes)
-    wanted = (ids >= 0).sum(axis=1)
+    hit_distances, hits = index.search(queries, k, probes=probes)
+    expected = (ids >= 0).sum(axis=1)
     last = np.where(ids >= 0, distances, -np.inf).max(axis=1)
     slack = 1e-5 * np.abs(last) + 1e-6
-    good = ((hits >= 0) & (found <= (last + slack)[:, None])).sum(axis=1)
-    return np.where(wanted > 0, np.minimum(good, wanted) / np.maximum(wanted, 1), 1.0)
+    good = ((hits >= 0) & (hit_distances <= (last + slack)[:, None])).sum(axis=1)
+    return np.where(expected > 0, np.minimum(good, expected) / np.maximum(expected, 1), 1.0)
 
 
 def recall_floor(shares: F64) -> float:
@@ -222,20 +222,20 @@ def recall_floor(shares: F64) -> float:
     return float(shares.mean()) - _CONFIDENCE * spread
 
 
-def choose_probes(index: Searchable, queries: F32, k: int = 10, wanted: float = RECALL_WANTED) -> tuple[int, float]:
+def choose_probes(index: Searchable, queries: F32, k: int = 10, target: float = RECALL_TARGET) -> tuple[int, float]:
     """Return the least number of lists to probe for a recall, and the recall that was measured with it.
 
     The sample must show the recall with 95 % confidence, so a small sample gives more probes.
     """
     truth = index.search(queries, k, exact=True)
     low, high = 0, 1  # `low` is not enough
-    while recall_floor(shares := recalls(index, queries, k, high, truth)) < wanted and high < index.lists:
+    while recall_floor(shares := recalls(index, queries, k, high, truth)) < target and high < index.lists:
         low, high = high, min(2 * high, index.lists)
     while high - low > 1:
         middle = (low + high) // 2
-        some = recalls(index, queries, k, middle, truth)
-        if recall_floor(some) >= wanted:
-            high, shares = middle, some
+        middle_shares = recalls(index, queries, k, middle, truth)
+        if recall_floor(middle_shares) >= target:
+            high, shares = middle, middle_shares
         else:
             low = middle
     return high, float(shares.mean())
