@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from penstock.aio.bridge import CallThreads, awaited, made
+from penstock.aio.bridge import CallThreads, awaited, immediate
 from penstock.aio.kv import AsyncKvOfBatch
 from penstock.store.batch import StoreBatch
 
@@ -32,9 +32,9 @@ class AsyncBatch(AsyncKvOfBatch):
         super().__init__(sync, threads)
         sync.wait_for_entry()
 
-    queue = made(StoreBatch.queue)
-    series = made(StoreBatch.series)
-    vector = made(StoreBatch.vector)
+    queue = immediate(StoreBatch.queue)
+    series = immediate(StoreBatch.series)
+    vector = immediate(StoreBatch.vector)
     load = awaited(StoreBatch.load)  # it sorts rows and writes files
     commit = awaited(StoreBatch.commit)
 

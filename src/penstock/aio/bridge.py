@@ -58,7 +58,9 @@ class CallThreads:
             raise
 
     async def wait(self, take: Callable[[float], Awaitable[T | None]], timeout_s: float) -> T | None:
-        """Wait for what `take` returns, up to `timeout_s`, in steps whose seconds it gets; None: there was nothing.
+        """Wait up to `timeout_s` until `take` returns an item; None if it does not.
+
+        The wait is made of steps: `take` is called with the seconds of each.
 
         Many callers may wait: they take turns, and each ends by its own deadline.
         """
@@ -71,11 +73,11 @@ class CallThreads:
             except TimeoutError:
                 break
             try:
-                found = await take(max(0.0, min(deadline_s - clock(), STEP_S)))
+                item = await take(max(0.0, min(deadline_s - clock(), STEP_S)))
             finally:
                 self.waiting.release()
-            if found is not None:
-                return found
+            if item is not None:
+                return item
         return await take(0.0)
 
     def close(self) -> None:
@@ -106,7 +108,7 @@ class AsyncForm(Generic[S_co]):
 
 
 def _documented(call: C, method: Callable[..., object], how: str) -> C:
-    """Give a form the name and docstring of its method; for an example it refers to that of the method."""
+    """Give a form the name and docstring of its method, with a reference to the method in place of an example."""
     functools.update_wrapper(call, method)
     text = inspect.getdoc(method) or ""
     if ">>>" in text:
@@ -133,33 +135,33 @@ def awaited(
 def waited(
     method: Callable[Concatenate[S, P], T], *, undo: Callable[[S, T], object] | None = None
 ) -> Callable[Concatenate[AsyncForm[S], P], Coroutine[object, None, T]]:
-    """Make the asyncio form of a method that waits up to `timeout_s` for others, or raises `WaitExpired`.
+    """Make the asyncio form of a method that waits for others up to `timeout_s`, or raises `WaitExpired`.
 
     `undo`: as for `CallThreads.run`.
     """
     name, signature = method.__name__, inspect.signature(method)
 
     async def call(self: AsyncForm[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        given = signature.bind(self._sync, *args, **kwargs)
-        given.apply_defaults()
-        timeout_s = seconds(given.arguments["timeout_s"], "timeout_s", math.inf)
-        for argument, value in given.arguments.items():
+        bound = signature.bind(self._sync, *args, **kwargs)
+        bound.apply_defaults()
+        timeout_s = seconds(bound.arguments["timeout_s"], "timeout_s", math.inf)
+        for argument, value in bound.arguments.items():
             if isinstance(value, Iterator):  # each step reads it
-                given.arguments[argument] = list(value)
+                bound.arguments[argument] = list(value)
         undo_here = None if undo is None else partial(undo, self._sync)
 
         async def step(step_s: float) -> T | None:
-            given.arguments["timeout_s"] = step_s
-            act = partial(getattr(self._sync, name), *given.args[1:], **given.kwargs)
+            bound.arguments["timeout_s"] = step_s
+            act = partial(getattr(self._sync, name), *bound.args[1:], **bound.kwargs)
             try:
                 return await self._threads.run(act, undo=undo_here)
             except WaitExpired:
                 return None
 
-        found = await self._threads.wait(step, timeout_s)
-        if found is None:
+        result = await self._threads.wait(step, timeout_s)
+        if result is None:
             raise WaitExpired(f"{name}: it did not happen within {timeout_s:g} s: wait again")
-        return found
+        return result
 
     return _documented(call, method, "with `await`")
 
@@ -188,7 +190,7 @@ def formed(
     return _documented(call, method, "without `await`")
 
 
-def made(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[AsyncForm[S], P], T]:
+def immediate(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[AsyncForm[S], P], T]:
     """Make the asyncio form of a method that only makes an object: it is not awaited."""
     name = method.__name__
 
@@ -209,8 +211,8 @@ def iterated(
         begin = partial(getattr(self._sync, name), *args, **kwargs)
         rows: Iterator[T] = await self._threads.run(lambda: iter(begin()))
         try:
-            while some := await self._threads.run(lambda: list(itertools.islice(rows, ROWS_AT_ONCE))):
-                for row in some:
+            while batch := await self._threads.run(lambda: list(itertools.islice(rows, ROWS_AT_ONCE))):
+                for row in batch:
                     yield row
         finally:
             close = getattr(rows, "close", None)

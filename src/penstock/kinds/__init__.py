@@ -21,7 +21,7 @@ ranges for several readers. In a kv table these are the user's keys; in a queue,
 
     port            `Port`, and what passes through it
     core            `Kind`, its state machines and their snapshots
-    capabilities    the protocols above, and the functions that ask for them
+    capabilities    the protocols above, and the functions that check for them
     table           the base of the API classes of tables
     tree_machine    the base of state machines whose shard is one LSM tree
     changes         the change feed of a shard, and `Changing`

@@ -48,7 +48,7 @@ class StreamSource(Protocol):
 
 
 class BatchCounts(NamedTuple):
-    """What a stream says of a batch that it commits; the owner adds it up for each consumer."""
+    """The counts that a stream reports for a batch that it commits; the owner adds them up for each consumer."""
 
     rows_out: int = 0  # written, dead letters apart
     dead: int = 0  # letters
@@ -106,7 +106,8 @@ class Loadable(Protocol):
     def check_staged(self, machine: Any, files: Sequence[StagedFile]) -> Callable[[], None] | None:
         """Raise `Invalid` if a shard's machine cannot adopt files that were built outside the owner.
 
-        Return what takes this back if no record will ever name them; None: nothing does. See `Kind.admit`.
+        Return a function that undoes this if no record will ever name the files; None if there is nothing to undo. See
+        `Kind.admit`.
         """
 
 
@@ -153,7 +154,7 @@ class OwnFile(NamedTuple):
 
 
 class SealedFile(NamedTuple):
-    """A file of a shard that the manifest does not list, and that never changes: a chunk all but for its row."""
+    """A file of a shard that never changes, like a chunk, but that the manifest does not list."""
 
     number: int  # ascending within the shard
     path: str  # relative to the store
@@ -280,7 +281,7 @@ class Host(Protocol):
 
     @property
     def identity(self) -> bytes:
-        """What the store's files carry; a copy made by `restore` has the same."""
+        """The identity in the store's files; a copy made by `restore` has the same."""
 
     @property
     def uuid(self) -> bytes:
@@ -360,11 +361,11 @@ class Derived(Protocol):
         """Whether this table, or its index, is computed."""
 
     def is_due(self, info: TableInfo, host: Host) -> bool:
-        """Whether a job is worth its while: quick, and no promise that there is something to compute."""
+        """Whether to start a job: a quick check, which does not promise that there is something to compute."""
         return True
 
     def derive(self, info: TableInfo, host: Host) -> Derivation | None:
-        """Plan the next computation of a table; None if it holds all that there is. Repeating one is safe."""
+        """Plan the next computation of a table; None if there is nothing to compute. Repeating one is safe."""
 
 
 def as_streamable(kind: Kind, info: TableInfo) -> Streamable:
@@ -410,7 +411,7 @@ def as_selectable(kind: Kind, info: TableInfo) -> Selectable:
     return kind if isinstance(kind, Selectable) else _lacks(info, "which has no selectors: filter its rows")
 
 
-_serviced: set[type] = set()  # classes that were found to be: the check of a protocol takes longer than many a call
+_serviced: set[type] = set()  # classes that passed the check: checking a protocol takes longer than many calls
 
 
 def as_serviced(kind: Kind, info: TableInfo) -> Serviced:
@@ -422,5 +423,5 @@ def as_serviced(kind: Kind, info: TableInfo) -> Serviced:
     return kind  # type: ignore[return-value]
 
 
-def _lacks(info: TableInfo, what: str) -> NoReturn:
-    raise KindMismatch(f"table {info.name} is of the kind {info.kind}, {what}")
+def _lacks(info: TableInfo, reason: str) -> NoReturn:
+    raise KindMismatch(f"table {info.name} is of the kind {info.kind}, {reason}")

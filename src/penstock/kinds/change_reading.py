@@ -176,30 +176,30 @@ class FeedQueries(Queryable):
                 f"changes of {info.name} after LSN {ahead} are not there: the store, or the snapshot, is at LSN "
                 f"{context.lsn}; that LSN is of another store, or this one was restored: begin anew with changes()"
             )
-        sources = [_parts(info, feeds[one[0]], one, skip=request.skip) for one in request.ranges]
-        merged = heapq.merge(*sources, key=lambda one: one[1][0])
+        sources = [_parts(info, feeds[commits[0]], commits, skip=request.skip) for commits in request.ranges]
+        merged = heapq.merge(*sources, key=lambda item: item[1][0])
         if name == SIZES:
             for shard, (lsn, _, rows, data) in merged:
                 context.check()
                 yield pa.record_batch({"shard": [shard], "lsn": [lsn], "rows": [rows], "bytes": [len(data)]})
             return
-        some, rows, size = list[Any](), 0, 0
+        batches, rows, size = list[Any](), 0, 0
         for shard, part in merged:
             context.check()
-            some.append(change_batch(self._kind, info.options, shard, part))
-            rows, size = rows + some[-1].num_rows, size + some[-1].nbytes
+            batches.append(change_batch(self._kind, info.options, shard, part))
+            rows, size = rows + batches[-1].num_rows, size + batches[-1].nbytes
             if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield pa.concat_batches(some)
-                some, rows, size = [], 0, 0
-        if some:
-            yield pa.concat_batches(some)
+                yield pa.concat_batches(batches)
+                batches, rows, size = [], 0, 0
+        if batches:
+            yield pa.concat_batches(batches)
 
 
 def _parts(
-    info: TableInfo, feed: FeedView, wanted: tuple[int, int, int], *, skip: bool
+    info: TableInfo, feed: FeedView, commits: tuple[int, int, int], *, skip: bool
 ) -> Iterator[tuple[int, tuple[int, int, int, bytes]]]:
     """Return the shard and each part of the commits (shard, start, end)."""
-    (shard, start, end), floor = wanted, feed.floor
+    (shard, start, end), floor = commits, feed.floor
     if 0 < start <= floor and not skip:
         raise NotFound(
             f"changes of {info.name} up to LSN {floor} were trimmed: keep them longer (ChangeOptions), or read the "

@@ -136,7 +136,7 @@ class FeedKeeping(Protocol):
     """The machine of a shard that may have a change feed. A `TreeMachine` calls `Feed.record`."""
 
     def maintain_feed(self, now_us: int) -> bool:
-        """Let the feed trim what its options say; return whether it wants a record of the shard for that."""
+        """Let the feed trim by its options; return whether it needs a record of the shard for that."""
 
 
 class FeedView(Protocol):
@@ -209,7 +209,7 @@ class Feed:
             everything = chain(parts, more, chain.from_iterable(groups))
             threads.run_uninterrupted(lambda: self.record_files(lsn, time_us, everything))
             return
-        self._settle()
+        self._update_state()
         puts, total = _rows_of(lsn, time_us, parts, self._state.total)
         self.deadlines.add(deadline for part in parts for deadline in part.deadlines)
         ranges: list[tuple[bytes, bytes]] = []
@@ -225,12 +225,12 @@ class Feed:
             last = (lsn, time_us) if parts else self._state[:2]
             self._next = lsn, _State(*last, total, floor)
             self.tree.apply(Edit(lsn=lsn, time_us=time_us, puts=puts, ranges=ranges))
-            self._settle()
+            self._update_state()
         self._oldest = oldest  # last: an interrupted call is repeated, and finds the same changes due
 
     def record_one(self, lsn: int, time_us: int, part: ChangePart) -> None:
-        """Do as `record` for one part and nothing else: the fast form for the most common write."""
-        self._settle()
+        """Record a single part: the fast form of `record` for the most common write."""
+        self._update_state()
         state = self._state
         if time_us // TRIM_STEP_US != state.time_us // TRIM_STEP_US:
             self.record(lsn, time_us, (part,))
@@ -239,17 +239,17 @@ class Feed:
         self._next = lsn, _State(lsn, time_us, total, state.floor)
         value = b"".join((_HEADER.pack(time_us, total, part.rows, 0), *part.pieces))
         self.tree.put(_KEY.pack(_CHANGE, lsn, 0), value, lsn, time_us)
-        self._settle()
+        self._update_state()
 
     def record_files(self, lsn: int, time_us: int, parts: Iterable[ChangePart]) -> None:
         """Add changes of any size, as those of a load, to files. Requires: as for `record`."""
-        self._settle()
+        self._update_state()
 
         def memtables() -> Iterator[Memtable]:
             number, total = 0, self._state.total
-            for some in _grouped(parts):
-                puts, total = _rows_of(lsn, time_us, some, total, number)
-                number += len(some)
+            for group in _grouped(parts):
+                puts, total = _rows_of(lsn, time_us, group, total, number)
+                number += len(group)
                 self._next = lsn, _State(lsn, time_us, total, self._state.floor)
                 memtable = Memtable(lsn - 1)
                 memtable.apply(Edit(lsn=lsn, time_us=time_us, puts=puts))
@@ -257,10 +257,10 @@ class Feed:
 
         self.deadlines.forget()
         self._maintenance.append_files(self.tree, memtables(), lsn, time_us)
-        self._settle()
+        self._update_state()
 
-    def _settle(self) -> None:
-        """Take over the state after the last record begun, if it was applied: an interrupt may have come between."""
+    def _update_state(self) -> None:
+        """Set the state to that after the last record begun, if it was applied: an interrupt may have come between."""
         lsn, state = self._next
         if lsn == self.tree.lsn:
             self._state = state
@@ -268,7 +268,7 @@ class Feed:
     # -- retention
 
     def maintain(self, now_us: int, applied_us: int) -> bool:
-        """Return whether a record that changes nothing is wanted, to trim changes or to take in rows that expired.
+        """Return whether a record that changes nothing is needed, to trim changes or to record rows that expired.
 
         `applied_us`: the time of the last record of the shard.
         """
@@ -279,17 +279,17 @@ class Feed:
         return time_us // TRIM_STEP_US != self._state.time_us // TRIM_STEP_US
 
     def _due(self, time_us: int) -> tuple[int, tuple[int, int] | None]:
-        """Return the floor that retention asks for at a time, and the oldest change above it, if one was found."""
+        """Return the floor that retention requires at a time, and the oldest change above it, if there is one."""
         age_s, bytes_max, state = self.options.age_s, self.options.bytes_max, self._state
         oldest_us = 0 if age_s is None else time_us - int(age_s * 1e6)
         total_min = 0 if bytes_max is None else state.total - bytes_max
-        floor, known = state.floor, self._oldest
-        if known is not None and known[0] >= oldest_us and known[1] > total_min:
-            return floor, known
+        floor, oldest = state.floor, self._oldest
+        if oldest is not None and oldest[0] >= oldest_us and oldest[1] > total_min:
+            return floor, oldest
         for number, (key, value) in enumerate(self.tree.scan(_KEY.pack(_CHANGE, floor + 1, 0), DEADLINE)):
-            found_us, total, _, _ = _header(value)
-            if (found_us >= oldest_us and total > total_min) or number >= TRIM_PARTS_MAX:
-                return floor, (found_us, total)
+            change_us, total, _, _ = _header(value)
+            if (change_us >= oldest_us and total > total_min) or number >= TRIM_PARTS_MAX:
+                return floor, (change_us, total)
             floor = _lsn_of(key)
         return floor, None
 

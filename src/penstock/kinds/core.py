@@ -155,7 +155,8 @@ class Kind(Protocol):
         """Raise `Invalid` if the state of a shard, or the store's time, forbids sections: a limit would be passed.
 
         The owner asks this before a group enters the pending delta, for all sections of one shard in it together.
-        Apply accepts every section. What is returned is called if the group is refused later, and never written.
+        Apply accepts every section. The function that is returned is called if the group is refused later and so never
+        written.
         """
         return None
 

@@ -76,7 +76,7 @@ class Deadlines:
             del self._next[HELD:]
 
     def forget(self) -> None:
-        """Read them from the tree when they are needed: others came there."""
+        """Forget the deadlines in memory: they are read from the tree again, which got others."""
         self._upto_us = -1
 
     def obsolete(self, met: int, met_us: int) -> tuple[bytes, bytes] | None:

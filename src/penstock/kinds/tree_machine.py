@@ -65,12 +65,12 @@ class TreeMachine(Machine):
     @contextmanager
     def exported(self) -> Iterator[PartitionContent]:
         self.store_now()
-        with ExitStack() as kept:
+        with ExitStack() as stack:
             # In this order: the feed must have all that the tree has, and may have more.
             trees = [(0, self.tree)] if self.feed is None else [(0, self.tree), (COMPANION, self.feed.tree)]
             parts = [(number, self._maintenance.exported(tree)) for number, tree in trees]
             for _, (snapshot, _) in parts:
-                kept.callback(snapshot.close)
+                stack.callback(snapshot.close)
             chunks, progress, names = (
                 list[tuple[int, ChunkEntryRecord]](),
                 list[tuple[int, WalStateRecord]](),

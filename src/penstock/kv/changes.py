@@ -96,7 +96,7 @@ def _before(tree: Tree) -> View:
 
 
 def _expired(before: View, deadlines: Iterable[tuple[int, bytes]]) -> list[bytes]:
-    """Return the keys whose rows have these deadlines: others were written again since."""
+    """Return the keys whose rows still have these deadlines; the others were written again since."""
     return [key for at_us, key in deadlines if (row := before.get_row(key)) is not None and row[3] == at_us]
 
 
@@ -136,7 +136,7 @@ def _removals(before: View, keys: Iterable[bytes], preimages: bool) -> Iterator[
 
 
 def _removed_by(loaded: View, before: View, expired: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield each key that files delete, alone or in a range, or that has expired, unless they have a value for it."""
+    """Yield each key that files delete, alone or in a range, or that has expired, unless they also have its value."""
     files = list(loaded.version.files())
     ranges = RangeDeletes.of((start, end, 1) for file in files for start, end, _ in file.table().range_deletes)
     alone = dict.fromkeys(chain(chain.from_iterable(map(_deleted_in, files)), expired))
@@ -188,17 +188,17 @@ def _puts_parts(before: View, keys: Sequence[bytes], payload: bytes) -> Iterator
 
 def _in_parts(changes: Iterable[tuple[Change, int]]) -> Iterator[ChangePart]:
     """Encode changes in parts of about PART_BYTES."""
-    some, deadlines, size = list[Change](), list[tuple[int, bytes]](), 0
+    pending, deadlines, size = list[Change](), list[tuple[int, bytes]](), 0
     for change, expires in changes:
-        some.append(change)
+        pending.append(change)
         if expires != NEVER:
             deadlines.append((expires, change[1]))
         size += len(change[1]) + len(change[2] or b"") + 16
         if size >= PART_BYTES:  # a preimage may end a part: two of the largest values do not fit into one row
-            yield _part(some, deadlines)
-            some, deadlines, size = [], [], 0
-    if some:
-        yield _part(some, deadlines)
+            yield _part(pending, deadlines)
+            pending, deadlines, size = [], [], 0
+    if pending:
+        yield _part(pending, deadlines)
 
 
 def _part(changes: list[Change], deadlines: list[tuple[int, bytes]]) -> ChangePart:
@@ -242,10 +242,12 @@ def read_changes(data: bytes, options: Options) -> tuple[bytes, pa.RecordBatch]:
             raise ValueError(f"it has the form {form}")
     except (ValueError, struct.error, CorruptionError) as error:
         raise CorruptionError("a change feed", 0, f"changes of kv do not decode ({error})") from None
-    shown = np.ones(count, np.bool_) if has_values else types != REMOVAL
-    column = arrow_values(binary_column([value for value, kept in zip(values, shown, strict=True) if kept]), options)
-    if not shown.all():
-        places = np.cumsum(shown) - 1
-        column = column.take(pa.array(places, pa.int64(), mask=~shown))
+    present = np.ones(count, np.bool_) if has_values else types != REMOVAL
+    column = arrow_values(
+        binary_column([value for value, has_value in zip(values, present, strict=True) if has_value]), options
+    )
+    if not present.all():
+        positions = np.cumsum(present) - 1
+        column = column.take(pa.array(positions, pa.int64(), mask=~present))
     rows = pa.record_batch([binary_column(keys).cast(key_type(options)), column], schema=change_schema(options))
     return types.tobytes(), rows

@@ -22,11 +22,11 @@ from penstock.lsm.rows import bytes_list
 def frame_rows(frame: Any, options: Options) -> Iterator[dict[bytes, bytes]]:
     """Yield the rows of Arrow data with the columns key and value, encoded; the last row of a key counts."""
     schema, batches = open_batches(frame, "put_many")
-    wanted = load_schema(schema, options)
-    if "op" in wanted.names:
+    target = load_schema(schema, options)
+    if "op" in target.names:
         raise Invalid("put_many takes the columns key and value: for rows with op, use store.load")
     try:
-        for batch in cast_batches(batches, wanted):
+        for batch in cast_batches(batches, target):
             keys, values = batch.column("key").cast(pa.binary()), batch.column("value")
             if keys.null_count or values.null_count:
                 raise Invalid("a key or a value is null: leave such rows out")

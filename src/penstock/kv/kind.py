@@ -60,7 +60,7 @@ T = TypeVar("T", bound="KvReader[Any] | TextKvReader[Any]")
 
 
 def _encoded(value: Any) -> Any:
-    """Encode the keys of a filter: one, or those of `in`."""
+    """Encode the key of a filter, or the keys of `in`."""
     return value.encode() if isinstance(value, str) else [key.encode() for key in value]
 
 
@@ -81,37 +81,37 @@ class KvKind(Kind, Loadable, Replaceable, FileReadable, RowConditional, Queryabl
 
     def of_types(self, table: T, value: AnyValueType | None, key: KeyType | None) -> T:
         """Return the table if its values and keys are of these types (None: any), or raise `KindMismatch`."""
-        wanted, options = options_of(value, key), table._options
-        narrower = wanted.value == options.value == "struct" and widens(arrow_type(wanted), arrow_type(options))
+        requested, options = options_of(value, key), table._options
+        narrower = requested.value == options.value == "struct" and widens(arrow_type(requested), arrow_type(options))
         if (
             value is not None
             and not narrower
-            and wanted != msgspec.structs.replace(options, key=wanted.key, changes=None)
+            and requested != msgspec.structs.replace(options, key=requested.key, changes=None)
         ):
             actual = table.value_type
             if not isinstance(actual, str):  # a struct may have hundreds of fields
                 remedy = "leave value= out"
-                if wanted.value == options.value:
+                if requested.value == options.value:
                     remedy += "; a struct can only get more fields, which may be null, at its end"
-                held, asked = in_short(str(actual)), in_short(str(value))
-                raise KindMismatch(f"table {table.name} holds {held}, not {asked}: {remedy}")
+                actual_name, requested_name = in_short(str(actual)), in_short(str(value))
+                raise KindMismatch(f"table {table.name} holds {actual_name}, not {requested_name}: {remedy}")
             other = value if isinstance(value, str) else in_short(value)
             raise KindMismatch(f"table {table.name} holds {actual}, not {other}: say value={actual!r}")
-        if key is not None and wanted.key != options.key:
+        if key is not None and requested.key != options.key:
             raise KindMismatch(f"the keys of table {table.name} are {options.key}, not {key}: say key={options.key!r}")
         return table
 
     def widened(self, port: Port, info: TableInfo, value: AnyValueType | None, key: KeyType | None) -> TableInfo:
-        """Return a table of structs with the further fields of `value`, if it has some: they are added durably."""
+        """Return a table of structs with the additional fields of `value`, if there are any: they are added durably."""
         options = decode_options(info.options)
-        wanted = Options() if value is None else options_of(value)
+        requested = Options() if value is None else options_of(value)
         if key is not None and key != options.key:
             return info  # `of_types` refuses it
-        if wanted.value != "struct" or options.value != "struct" or wanted.fields == options.fields:
+        if requested.value != "struct" or options.value != "struct" or requested.fields == options.fields:
             return info
-        if not widens(arrow_type(options), arrow_type(wanted)):
+        if not widens(arrow_type(options), arrow_type(requested)):
             return info  # `of_types` says what is wrong
-        return port.alter(info, encode_options(msgspec.structs.replace(options, fields=wanted.fields)))
+        return port.alter(info, encode_options(msgspec.structs.replace(options, fields=requested.fields)))
 
     def check_altered(self, info: TableInfo, options: bytes) -> None:
         before, after = decode_options(info.options), decode_options(options)

@@ -48,8 +48,8 @@ def load_schema(input_schema: Any, options: Options) -> Any:
     names = [name for name in input_schema.names if name not in _NOT_ROWS]
     if "op" in names:
         fields.append(pa.field("op", pa.string()))
-    wanted = {field.name for field in fields}
-    if set(names) != wanted or len(names) != len(wanted):
+    expected = {field.name for field in fields}
+    if set(names) != expected or len(names) != len(expected):
         raise Invalid(f"rows of a kv table have the columns key and value, and perhaps op, not {', '.join(names)}")
     for field in fields:
         column_type = input_schema.field(field.name).type
@@ -58,19 +58,19 @@ def load_schema(input_schema: Any, options: Options) -> Any:
     return pa.schema(fields)
 
 
-def _fits(actual: Any, wanted: Any) -> bool:
-    """Whether a column can be cast to the wanted type without loss."""
+def _fits(actual: Any, target: Any) -> bool:
+    """Whether a column can be cast to a type of the table without loss."""
     if pa.types.is_null(actual):
         return True  # no rows, or deletes only
-    if pa.types.is_struct(wanted):
-        return has_fields(actual, wanted)
-    if pa.types.is_decimal(wanted):
+    if pa.types.is_struct(target):
+        return has_fields(actual, target)
+    if pa.types.is_decimal(target):
         return bool(pa.types.is_decimal(actual) or (pa.types.is_integer(actual) and actual != pa.uint64()))
-    if pa.types.is_integer(wanted):
+    if pa.types.is_integer(target):
         return bool(pa.types.is_integer(actual) and actual != pa.uint64())
-    if pa.types.is_floating(wanted):
+    if pa.types.is_floating(target):
         return bool(pa.types.is_floating(actual) or pa.types.is_integer(actual))
-    if pa.types.is_string(wanted):
+    if pa.types.is_string(target):
         return bool(pa.types.is_string(actual) or pa.types.is_large_string(actual) or pa.types.is_string_view(actual))
     return is_binary(actual)
 
@@ -283,7 +283,7 @@ def _write_sstable(  # noqa: PLR0917
     columns: Columns | None,
     ranges: RangeDeletes = NO_RANGES,
 ) -> None:
-    """Write sorted rows, and deletes of ranges, to a file, durably; what fails leaves nothing."""
+    """Write sorted rows, and deletes of ranges, to a file, durably; a failure leaves no file."""
     writer = SstableWriter(context.fs, path, identity, sealing=context.sealing(partition), maker=context.maker)
     try:
         writer.delete_ranges(ranges)

@@ -85,11 +85,11 @@ def _borders(version: Version, count: int, start: bytes, end: bytes | None) -> l
         for number, first, last in table.pieces(0, rows):
             samples += [(table.key_at(number, row), step) for row in range(first, last, step)]
     samples = sorted((key, weight) for key, weight in samples if start <= key and (end is None or key < end))
-    total, seen, borders = sum(weight for _, weight in samples), 0, list[bytes]()
+    total, passed, borders = sum(weight for _, weight in samples), 0, list[bytes]()
     for key, weight in samples:
-        if seen * count >= total * (len(borders) + 1) and key > (borders[-1] if borders else start):
+        if passed * count >= total * (len(borders) + 1) and key > (borders[-1] if borders else start):
             borders.append(key)
-        seen += weight
+        passed += weight
     return borders[: count - 1]
 
 

@@ -28,7 +28,7 @@ def filtered_key_range(filters: Sequence[tuple[str, Any]]) -> tuple[bytes, bytes
     """Return a key range that holds every key that passes all filters (operation, value)."""
     low, high = b"", None
     for operation, value in filters:
-        values = [bytes(some) for some in (value if operation == "in" else [value])]
+        values = [bytes(key) for key in (value if operation == "in" else [value])]
         if operation in ("=", "in", ">", ">="):
             low = max(low, min(values) + (b"\0" if operation == ">" else b""))
         if operation in ("=", "in", "<", "<="):

@@ -55,23 +55,24 @@ def struct_type(described: bytes) -> Any:
 
 
 def widens(narrow: Any, wide: Any) -> bool:
-    """Whether a struct has the fields of another, and then only such that may be null."""
+    """Whether a struct has the fields of another, followed only by fields that may be null."""
     fields = list(wide)
     return fields[: narrow.num_fields] == list(narrow) and all(field.nullable for field in fields[narrow.num_fields :])
 
 
-def has_fields(actual: Any, wanted: Any) -> bool:
+def has_fields(actual: Any, target: Any) -> bool:
     """Whether a type has the fields of a struct, in order and no others; those that may be null may be missing."""
-    if pa.types.is_list(wanted):
-        return has_fields(getattr(actual, "value_type", None), wanted.value_type)
-    if not pa.types.is_struct(wanted):
-        return True  # whether its values fit, the cast says
+    if pa.types.is_list(target):
+        return has_fields(getattr(actual, "value_type", None), target.value_type)
+    if not pa.types.is_struct(target):
+        return True  # the cast finds out whether its values fit
     if not isinstance(actual, pa.StructType):
         return isinstance(actual, pa.DataType) and pa.types.is_null(actual)
-    given = {field.name: field.type for field in actual}
-    known = [field.name for field in wanted if field.name in given]
-    return known == [field.name for field in actual] and all(
-        has_fields(given[field.name], field.type) if field.name in given else field.nullable for field in wanted
+    actual_types = {field.name: field.type for field in actual}
+    common = [field.name for field in target if field.name in actual_types]
+    return common == [field.name for field in actual] and all(
+        has_fields(actual_types[field.name], field.type) if field.name in actual_types else field.nullable
+        for field in target
     )
 
 
@@ -159,7 +160,7 @@ def _plain(value: Any, arrow: Any) -> Any:
 
 
 def _would_change(value: Any, arrow: Any) -> bool:
-    """Whether Arrow would store another number: of a fraction, a bool, or one that float32 cannot hold."""
+    """Whether Arrow would store another number: for a fraction, a bool, or a number that float32 cannot hold."""
     types = pa.types
     if types.is_integer(arrow):
         return plain_int(value) is None
@@ -255,7 +256,7 @@ def _check_required(column: Any, arrow: Any) -> None:
 def check_column(column: Any, struct: Any) -> None:
     """Raise `Invalid` if a stored value of a binary column could not be read as a struct."""
     try:
-        # Each alone: together they may decode although none does.
+        # One by one: together they may decode although none does alone.
         for value in column.to_pylist():
             msgspec.msgpack.decode(value, type=dict[str, Any])
         rows = pa.array(_read(column), _stored_type(struct, 0))

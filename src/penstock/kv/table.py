@@ -347,8 +347,8 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
             flag(durable, "durable")
         if is_arrow(pairs):
             rows: dict[bytes, bytes] = {}
-            for some in frame_rows(pairs, self._options):
-                rows.update(some)
+            for part in frame_rows(pairs, self._options):
+                rows.update(part)
             self._check_lengths(rows)
         else:
             try:
@@ -367,8 +367,8 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
         if self._one is not None:
             return self._write(self._one, section.put_many, size, rows, None)
         group = PendingGroup()
-        for partition, some in self._by_shard(rows).items():
-            group.sections[partition] = section.Rows.of(some)
+        for partition, part in self._by_shard(rows).items():
+            group.sections[partition] = section.Rows.of(part)
         return self._port.submit(group, size)
 
     def _put_in_parts(self, rows: dict[bytes, bytes]) -> Epoch:

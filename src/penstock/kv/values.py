@@ -81,7 +81,7 @@ JSON_DEPTH_MAX = 200  # of nested lists and objects: Python's parser fails at so
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 _EXACT = Context(prec=80, Emax=10_000, Emin=-10_000, traps=[Inexact, Overflow, InvalidOperation])
-# One without an end goes to the end of the text: tried again from each of its quotes, it would take hours.
+# A string without an end matches up to the end of the text: to try again from each of its quotes would take hours.
 _JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
