@@ -95,15 +95,15 @@ def test_a_batch_a_consumer_and_a_snapshot(run: Callable[[Scenario], None]) -> N
                 batch.queue("events").put_many([b"a", b"b", b"c"])
         assert batch.duplicate
         consumer = events.consumer("worker")
-        seen = []
+        payloads = []
         async for message in consumer:
             async with store.batch() as batch:
                 batch.kv("totals", value="int64").merge(message.payload, 1, operator="add_i64")
                 await consumer.ack(message, batch=batch)
-            seen.append(message.payload)
-            if len(seen) == 3:
+            payloads.append(message.payload)
+            if len(payloads) == 3:
                 break
-        assert seen == [b"a", b"b", b"c"]
+        assert payloads == [b"a", b"b", b"c"]
         assert (await consumer.lag(), await consumer.position()) == (0, {0: 4})
         async with store.snapshot() as snapshot:
             await totals.put(b"a", 100, durable=True)
@@ -145,9 +145,9 @@ def test_what_is_not_awaited_waits_for_nothing(
     ask, read = Connection.ask_raw, Connection.read
 
     def checked(act: Any) -> Any:
-        def call(*given: Any, **more: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
             assert threading.current_thread() is not threading.main_thread(), "the event loop waits"
-            return act(*given, **more)
+            return act(*arguments, **more)
 
         return call
 
@@ -303,9 +303,9 @@ def test_a_cancelled_write_has_ended(run: Callable[[Scenario], None]) -> None:
             task.cancel()
             task.cancel()
             await asyncio.wait([task])
-            found = await counts.get(b"n", 0)
+            count = await counts.get(b"n", 0)
             await asyncio.sleep(0.002)
-            assert await counts.get(b"n", 0) == found
+            assert await counts.get(b"n", 0) == count
 
     run(scenario)
 
@@ -389,14 +389,14 @@ def test_many_that_wait_for_others_leave_threads_for_writes(run: Callable[[Scena
     async def scenario(store: aio.AsyncStore) -> None:
         users = await store.kv("users")
         view = await (await store.subscribe()).latest()
-        seen = (await store.describe("users")).generation
+        generation = (await store.describe("users")).generation
         waiting = [
             asyncio.create_task(call)
             for _ in range(THREADS_MAX)
             for call in (
                 (await store.subscribe()).wait_newer(timeout_s=50),
                 store.wait_for(view.lsn + 1, timeout_s=50),
-                store.wait_for_change("users", seen, timeout_s=50),
+                store.wait_for_change("users", generation, timeout_s=50),
             )
         ]
         await asyncio.sleep(0.1)
@@ -407,7 +407,7 @@ def test_many_that_wait_for_others_leave_threads_for_writes(run: Callable[[Scena
             task.cancel()
         await asyncio.wait(waiting)
         with pytest.raises(WaitExpired, match="wait_for_change: it did not happen within 0.01 s"):
-            await store.wait_for_change("users", seen, timeout_s=0.01)
+            await store.wait_for_change("users", generation, timeout_s=0.01)
         with pytest.raises(Invalid):
             await store.wait_for(1, timeout_s=float("nan"))
         assert await store.wait_for(view.lsn, timeout_s=0) >= view.lsn
@@ -418,17 +418,17 @@ def test_many_that_wait_for_others_leave_threads_for_writes(run: Callable[[Scena
 def test_a_wait_of_several_steps_is_for_the_same_tables_to_the_end(run: Callable[[Scenario], None]) -> None:
     async def scenario(store: aio.AsyncStore) -> None:
         await store.kv("users")
-        asked: list[list[str]] = []
+        requests: list[list[str]] = []
 
         def wait_for(lsn: int, tables: Sequence[TableInfo], timeout_s: float) -> int:
-            asked.append([info.name for info in tables])
+            requests.append([info.name for info in tables])
             raise WaitExpired("a table is late")
 
         store._sync._port.wait_for = wait_for  # type: ignore[method-assign]
         with pytest.raises(WaitExpired):
             await store.wait_for(1, tables=iter(["users"]), timeout_s=0.01)
-        assert len(asked) > 1
-        assert asked == [["users"]] * len(asked)
+        assert len(requests) > 1
+        assert requests == [["users"]] * len(requests)
 
     run(scenario)
 

@@ -62,7 +62,7 @@ def test_rows_of_version_1() -> None:
 
 
 def test_they_are_read() -> None:
-    found: list[tuple[str, bytes, bytes | None]] = []
+    kv_changes: list[tuple[str, bytes, bytes | None]] = []
     vectors: list[tuple[Any, ...]] = []
     samples: list[tuple[Any, ...]] = []
     for line in (HERE / "rows.txt").read_text().splitlines():
@@ -79,7 +79,7 @@ def test_they_are_read() -> None:
                 continue
             types, rows = read_changes(data, Options())
             columns = rows.to_pydict()
-            found += zip((NAMES[one] for one in types), columns["key"], columns["value"], strict=True)
+            kv_changes += zip((NAMES[one] for one in types), columns["key"], columns["value"], strict=True)
     with_preimages = [
         ("insert", b"a", b"1"),
         ("insert", b"bb", b""),
@@ -90,7 +90,7 @@ def test_they_are_read() -> None:
         ("delete", b"t", b"x"),
     ]
     without = [(kind, key, None if kind == "delete" else value) for kind, key, value in with_preimages]
-    assert found == [*with_preimages, *(one for one in without if one[0] != "update_preimage")]
+    assert kv_changes == [*with_preimages, *(one for one in without if one[0] != "update_preimage")]
     assert vectors == [
         ("insert", "a", [1.0, 0.5], '{"lang":"en"}'),
         ("insert", "ä", [-2.0, 0.0], None),

@@ -50,19 +50,19 @@ def test_sections_of_version_1() -> None:
 
 
 def test_rows_of_version_1() -> None:
-    place = VectorPlace()
+    shard = VectorPlace()
     for section in sections():
-        place.write(*section.log)
-    lines = [f"{key.hex()} {value.hex()}" for key, value in place.tree.scan()]
+        shard.write(*section.log)
+    lines = [f"{key.hex()} {value.hex()}" for key, value in shard.tree.scan()]
     stored = golden("rows.txt", "".join(f"{line}\n" for line in lines).encode())
     assert stored.decode().splitlines() == lines
 
 
 def test_sets_of_internal_ids() -> None:
-    some = [BitMap64(range(100)), BitMap64([5, 1 << 33]), BitMap64(range(1 << 20, (1 << 20) + 70_000, 3))]
-    encoded = [encode_ids(ids) for ids in some]
-    assert decode_ids(golden("ids.bin", encoded[2])) == some[2]
+    sets = [BitMap64(range(100)), BitMap64([5, 1 << 33]), BitMap64(range(1 << 20, (1 << 20) + 70_000, 3))]
+    encoded = [encode_ids(ids) for ids in sets]
+    assert decode_ids(golden("ids.bin", encoded[2])) == sets[2]
     together = vector_ids(encoded, True)
     assert vector_ids([encoded[0], vector_ids(encoded[1:], False)], True) == together
     assert vector_ids([vector_ids(encoded[:2], False), encoded[2]], True) == together
-    assert decode_ids(together) == some[0] | some[1] | some[2]
+    assert decode_ids(together) == sets[0] | sets[1] | sets[2]

@@ -47,8 +47,8 @@ def test_embedded_connected_and_in_a_snapshot(path: Path) -> None:
             remote = client.kv("made", changes=True)
             remote.put(b"a", b"b", durable=True)
             assert [one[1:] for one in changes_of(store, "made")] == [("insert", b"a", b"b")]
-        found = users.changes().to_arrow().to_pydict()
-        rows = zip(found["_commit_version"], found["_change_type"], found["key"], found["value"], strict=True)
+        columns = users.changes().to_arrow().to_pydict()
+        rows = zip(columns["_commit_version"], columns["_change_type"], columns["key"], columns["value"], strict=True)
         expected: dict[Any, Any] = dict(users.scan())
         assert follow({}, rows, preimages=False) == expected
 
@@ -97,8 +97,8 @@ def test_a_feed_that_is_described_twice_makes_no_table(tmp_path: Path) -> None:
             with pytest.raises(Invalid, match="differ: give one of them"):
                 opened.series("cpu", options=penstock.SeriesOptions(changes=images), changes=other)
             assert "cpu" not in store.tables()
-            made = opened.series(f"both{number}", options=penstock.SeriesOptions(changes=images), changes=True)
-            assert made.options.changes == images
+            table = opened.series(f"both{number}", options=penstock.SeriesOptions(changes=images), changes=True)
+            assert table.options.changes == images
             opened.series(f"both{number}", options=penstock.SeriesOptions(changes=images), changes=images)
             with pytest.raises(KindMismatch):
                 opened.series(f"both{number}", changes=other)
@@ -114,10 +114,10 @@ def test_loads_and_retention_of_samples_are_in_the_feed(path: Path) -> None:
         cpu.alter(retention_s=60)
         store.port.maintain()
         store.flush()
-        gone = cpu.changes().to_arrow().slice(4)
-        assert gone["_change_type"].to_pylist() == ["delete"] * 3
-        assert gone["time"].cast("int64").to_pylist() == [5, 6, 7]
-        assert gone["value"].null_count == 3
+        deletes = cpu.changes().to_arrow().slice(4)
+        assert deletes["_change_type"].to_pylist() == ["delete"] * 3
+        assert deletes["time"].cast("int64").to_pylist() == [5, 6, 7]
+        assert deletes["value"].null_count == 3
         assert cpu.to_arrow().num_rows == 0
 
 

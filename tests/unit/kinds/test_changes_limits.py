@@ -86,10 +86,10 @@ def test_many_puts_of_one_commit_are_divided(monkeypatch: pytest.MonkeyPatch, st
         batch.kv("t").delete_range(b"x", b"y")
     table.put_many({b"%d" % number: b"3" for number in range(600)}, durable=True)
     changes = changes_of(store, "t")
-    seen: set[bytes] = set()
+    inserted: set[bytes] = set()
     for _, kind, key, _ in changes:
-        assert kind == ("update_postimage" if key in seen else "insert")
-        seen.add(key)
+        assert kind == ("update_postimage" if key in inserted else "insert")
+        inserted.add(key)
     assert len(changes) == 200 + 300 + 600
     assert follow({}, changes, preimages=False) == dict(table.scan())
     assert max(sum(1 for _ in tree.scan(b"c", b"d")) for tree, _ in store._maintenance.trees()) > 10  # its feed
@@ -98,11 +98,11 @@ def test_many_puts_of_one_commit_are_divided(monkeypatch: pytest.MonkeyPatch, st
 @pytest.mark.parametrize("remote", [False, True])
 def test_large_commits_are_not_read_together(path: Path, remote: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_reading, "BATCH_BYTES", 100_000)
-    held: list[int] = []
+    sizes: list[int] = []
     concat = pa.concat_batches
 
     def counted(batches: list[Any]) -> Any:
-        held.append(sum(batch.nbytes for batch in batches))
+        sizes.append(sum(batch.nbytes for batch in batches))
         return concat(batches)
 
     monkeypatch.setattr(pa, "concat_batches", counted)
@@ -113,8 +113,8 @@ def test_large_commits_are_not_read_together(path: Path, remote: bool, monkeypat
         reader: Any = penstock.connect(str(path)) if remote else store
         with reader:
             assert reader.kv("t").changes().to_arrow().num_rows == 30
-    assert len(held) >= 15, "all was put together before a batch was given out"
-    assert max(held) < 200_000
+    assert len(sizes) >= 15, "all was put together before a batch was given out"
+    assert max(sizes) < 200_000
 
 
 def test_many_changes_of_one_record_go_to_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +213,8 @@ def test_a_slow_feed_slows_its_writers(monkeypatch: pytest.MonkeyPatch) -> None:
         table.put(b"k", b"v", durable=True)
         info = store._ledger.table("t")
         assert info is not None
-        known, wanted = store._maintenance.trees(), (info.table_id, COMPANION)
-        slow = [one for one, each in known if (each.db_id, each.shard) == wanted]
+        trees, feed_id = store._maintenance.trees(), (info.table_id, COMPANION)
+        slow = [tree for tree, catalog in trees if (catalog.db_id, catalog.shard) == feed_id]
         stall = Tree.stall
 
         def behind(self: Tree) -> tuple[Stall, str]:
@@ -295,8 +295,8 @@ def test_an_interrupt_at_any_point_of_a_record_of_samples(monkeypatch: pytest.Mo
         for _ in every_point(act):
             points += 1
             store.flush()
-            found = table.changes(after=last).to_arrow().to_pylist()
-            for row in found:
+            changes = table.changes(after=last).to_arrow().to_pylist()
+            for row in changes:
                 key, kind = (dict(row["labels"])["host"], row["time"]), row["_change_type"]
                 assert (key in rows) == (kind != "insert"), interrupts.where[-1]
                 last = row["_commit_version"]
@@ -375,10 +375,12 @@ def test_readers_writers_conditions_and_maintenance_at_once(path: Path) -> None:
                 a = snapshot.kv("a").changes().to_arrow()
                 b = snapshot.kv("b").changes().to_arrow()
                 rows = dict(snapshot.kv("a").scan())
-            found = a.to_pydict()
-            some = zip(found["_commit_version"], found["_change_type"], found["key"], found["value"], strict=True)
-            assert follow({}, some, preimages=False) == rows
-            assert set(found["_commit_version"]) == set(b["_commit_version"].to_pylist()), "half a batch"
+            columns = a.to_pydict()
+            changes = zip(
+                columns["_commit_version"], columns["_change_type"], columns["key"], columns["value"], strict=True
+            )
+            assert follow({}, changes, preimages=False) == rows
+            assert set(columns["_commit_version"]) == set(b["_commit_version"].to_pylist()), "half a batch"
             reads.append(a.num_rows)
 
         def maintain() -> None:

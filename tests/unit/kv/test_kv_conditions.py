@@ -69,7 +69,7 @@ def test_a_row_is_written_only_as_it_was_read(store: Any, shards: int) -> None:
 def test_every_kind_of_write_changes_the_lsn(store: Any) -> None:
     table = store.kv("t", value="int64")
     table.put(b"k", 1)
-    seen = [lsn_of(table, b"k")]
+    lsns = [lsn_of(table, b"k")]
     for change in (
         lambda: table.put(b"k", 1),
         lambda: table.merge(b"k", 1, operator="add_i64"),
@@ -78,11 +78,11 @@ def test_every_kind_of_write_changes_the_lsn(store: Any) -> None:
         lambda: (table.delete_range(b"a", b"z"), table.put(b"k", 2)),
     ):
         change()
-        seen.append(lsn_of(table, b"k"))
+        lsns.append(lsn_of(table, b"k"))
         with pytest.raises(ConditionFailed) as failed:
-            table.put(b"k", 9, if_lsn=seen[-2])
-        assert failed.value.lsn == seen[-1]
-    assert seen == sorted(set(seen))
+            table.put(b"k", 9, if_lsn=lsns[-2])
+        assert failed.value.lsn == lsns[-1]
+    assert lsns == sorted(set(lsns))
     table.delete_range(b"a", b"z")
     table.put(b"k", 5, if_absent=True)
 
@@ -247,8 +247,8 @@ def test_a_write_that_comes_after_the_judgement_is_noticed(tmp_path: Path, monke
     with penstock.open(tmp_path) as store:
         table, judged = store.kv("t"), conditions._judge
 
-        def judge_late(*given: Any) -> None:
-            judged(*given)
+        def judge_late(*arguments: Any) -> None:
+            judged(*arguments)
             monkeypatch.setattr(conditions, "_judge", judged)
             table.put(b"k", b"another writer's")
 

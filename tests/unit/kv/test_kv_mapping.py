@@ -38,24 +38,24 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 yield client
 
 
-def step(mapping: MutableMapping[bytes, int], name: str, *given: Any) -> Any:
+def step(mapping: MutableMapping[bytes, int], name: str, *arguments: Any) -> Any:
     """Do one thing with a mapping: what it answers, or which error it raises."""
     try:
         match name:
             case "set":
-                mapping[given[0]] = given[1]
+                mapping[arguments[0]] = arguments[1]
             case "del":
-                del mapping[given[0]]
+                del mapping[arguments[0]]
             case "pop":
-                return mapping.pop(given[0])
+                return mapping.pop(arguments[0])
             case "pop or 5":
-                return mapping.pop(given[0], 5)
+                return mapping.pop(arguments[0], 5)
             case "setdefault":
-                return mapping.setdefault(*given)
+                return mapping.setdefault(*arguments)
             case "in":
-                return given[0] in mapping, mapping.get(given[0]), mapping.get(given[0], 7)
+                return arguments[0] in mapping, mapping.get(arguments[0]), mapping.get(arguments[0], 7)
             case "update":
-                mapping.update(given[0])
+                mapping.update(arguments[0])
             case "popitem":
                 key, value = mapping.popitem()
                 mapping[key] = value  # a dict takes its last item, a table its first: not the same, and both are right
@@ -78,8 +78,8 @@ def step(mapping: MutableMapping[bytes, int], name: str, *given: Any) -> Any:
 def test_the_same_answers_as_a_dict(store: Any, steps: list[Any], shards: int) -> None:
     table, model = store.kv(f"t{shards}", value="int64", shards=shards), dict[bytes, int]()
     table.clear()
-    for name, *given_ in steps:
-        assert step(table, name, *given_) == step(model, name, *given_), name
+    for name, *arguments in steps:
+        assert step(table, name, *arguments) == step(model, name, *arguments), name
     assert table == model
     assert dict(table) == model
     assert list(table) == sorted(model), "in order of the keys"
@@ -91,10 +91,10 @@ def test_it_is_one(store: Any) -> None:
     store.flush()
     assert issubclass(type(table), MutableMapping)
     with store.snapshot() as snapshot:
-        seen = snapshot.kv("users", value="utf8")
-        assert isinstance(seen, Mapping)
-        assert not isinstance(seen, MutableMapping)
-        assert {**seen} == {**table} == {b"ada": "1815", b"eve": "1"}
+        view = snapshot.kv("users", value="utf8")
+        assert isinstance(view, Mapping)
+        assert not isinstance(view, MutableMapping)
+        assert {**view} == {**table} == {b"ada": "1815", b"eve": "1"}
     assert b"ada" in table.keys()  # noqa: SIM118 - the view is what is tried
     assert (b"ada", "1815") in table.items()
     assert "1815" in table.values()

@@ -28,11 +28,11 @@ from penstock.testing import FakeClock, SimulatedDisk
 
 
 def payload(**rows: Any) -> bytes:
-    found = section.Rows()
+    part = section.Rows()
     for key, row in rows.items():
-        found[key.encode()] = row
-        found.plain = found.plain and isinstance(row, bytes)
-    return section.encode(found)
+        part[key.encode()] = row
+        part.plain = part.plain and isinstance(row, bytes)
+    return section.encode(part)
 
 
 def link(kind: int, operand: bytes) -> bytes:
@@ -125,12 +125,12 @@ def test_options_that_pass_decode_for_ever() -> None:
 # -- files
 
 
-def build(store: Store, disk: SimulatedDisk, place: StagedFile, rows: Columns) -> StagedFile:
-    identity = ChunkIdentity(store=store.identity, chunk_id=place.chunk_id)
-    writer = SstableWriter(disk, f"/store/{place.file_name}", identity)
+def build(store: Store, disk: SimulatedDisk, staged: StagedFile, rows: Columns) -> StagedFile:
+    identity = ChunkIdentity(store=store.identity, chunk_id=staged.chunk_id)
+    writer = SstableWriter(disk, f"/store/{staged.file_name}", identity)
     writer.append(rows)
     writer.finish()
-    return sealed(disk, "/store", place)
+    return sealed(disk, "/store", staged)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def sections_of(batch: list[Write]) -> list[Rows | Ranges]:
     delta = PendingDelta()
     for write in batch:
         gather(delta, write)
-    return [part for group in delta.groups for held in group.sections.values() for part in parts(held)]
+    return [part for group in delta.groups for pending in group.sections.values() for part in parts(pending)]
 
 
 @given(st.dictionaries(keys, st.binary(max_size=40), min_size=1), st.integers(1, 200))
@@ -103,8 +103,8 @@ def test_sections_of_puts_are_one_edit_of_puts() -> None:
 def test_a_large_section_is_measured_when_it_is_encoded() -> None:
     rows = Rows.of({b"%03d" % n: bytes(n) for n in range(100)})
     encode(rows)
-    known, measured = to_edit([rows], 1, 0), to_edit([Rows.of(rows)], 1, 0)  # type: ignore[arg-type]
-    assert known.put_bytes == measured.size_bytes() == 300 + sum(range(100))
+    cached, measured = to_edit([rows], 1, 0), to_edit([Rows.of(rows)], 1, 0)  # type: ignore[arg-type]
+    assert cached.put_bytes == measured.size_bytes() == 300 + sum(range(100))
     assert measured.put_bytes is None
 
 

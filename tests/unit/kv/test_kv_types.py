@@ -104,9 +104,9 @@ def test_decimals(store: Any) -> None:
         table.merge(b"a", Decimal("0.10"), operator="add_decimal")
         table.merge(b"c", Decimal("0.01"), operator="min_decimal")
         table.merge(b"new", Decimal("2.5"), operator="max_decimal")
-    wanted = {b"a": "2.10", b"b": "7.00", b"c": "-0.01", b"d": "3.00", b"new": "2.50"}
-    assert dict(table) == {key: Decimal(text) for key, text in wanted.items()}
-    assert {key: str(value) for key, value in table.items()} == wanted
+    expected = {b"a": "2.10", b"b": "7.00", b"c": "-0.01", b"d": "3.00", b"new": "2.50"}
+    assert dict(table) == {key: Decimal(text) for key, text in expected.items()}
+    assert {key: str(value) for key, value in table.items()} == expected
     arrow = table.to_arrow()
     assert arrow.schema.field("value").type == MONEY == table.value_type
     assert dict(zip(arrow["key"].to_pylist(), arrow["value"].to_pylist(), strict=True)) == dict(table)
@@ -334,9 +334,9 @@ def test_changes_of_keys_of_text(store: Any) -> None:
     table = store.kv("told_texts", key="utf8", changes=True)
     for key in ("a", "b"):
         table.put(key, b"", durable=True)
-    told = table.changes().to_arrow()
-    assert told["key"].to_pylist() == ["a", "b"]
-    first = told["_commit_version"][0].as_py()
+    changes = table.changes().to_arrow()
+    assert changes["key"].to_pylist() == ["a", "b"]
+    first = changes["_commit_version"][0].as_py()
     assert table.changes(until=first).to_arrow()["key"].to_pylist() == ["a"]
     assert table.changes(after=first).to_arrow()["key"].to_pylist() == ["b"]
 
@@ -389,7 +389,7 @@ def test_keys_of_text_in_asyncio(tmp_path: Path) -> None:
 
 def test_statistics(tmp_path: Path) -> None:
     with penstock.open(tmp_path) as owner, penstock.connect(owner.path) as client:
-        table, seen = owner.kv("t", shards=2), client.kv("t", shards=2)
+        table, remote = owner.kv("t", shards=2), client.kv("t", shards=2)
         empty = table.statistics()
         assert (empty.shards, empty.rows_max, empty.files, empty.file_bytes, empty.runs_max) == (2, 0, 0, 0, 0)
         table.put_many({b"%d" % i: b"v" * 100 for i in range(1_000)}, durable=True)
@@ -397,13 +397,13 @@ def test_statistics(tmp_path: Path) -> None:
         assert before.rows_max == 1_000
         assert before.memory_bytes > 100_000
         assert before.files == 0
-        assert before == seen.statistics()
+        assert before == remote.statistics()
         with client.snapshot() as snapshot:
             owner.compact("t")
             after = table.statistics()
             assert (after.rows_max, after.memory_bytes, after.files, after.runs_max) == (1_000, 0, 2, 1)
             assert after.file_bytes > 100_000
-            assert after == seen.statistics()
+            assert after == remote.statistics()
             assert snapshot.kv("t").statistics() == before
         assert owner.kv("text", key="utf8").statistics().rows_max == 0
 
@@ -485,9 +485,9 @@ def test_a_struct_stores_no_other_number_than_it_was_given(store: Any) -> None:
     ):
         with pytest.raises(Invalid):
             table.put(b"wrong", wrong)
-    kept = {"wide": 1.5, "narrow": math.inf, "at": datetime(2026, 1, 31), "on": datetime(2026, 1, 31).date()}
-    table.put_many({b"kept": kept, b"most": {"narrow": 3.4028235e38, "at": 5, "wide": 1}}, durable=True)
-    assert table[b"kept"] == kept
+    valid = {"wide": 1.5, "narrow": math.inf, "at": datetime(2026, 1, 31), "on": datetime(2026, 1, 31).date()}
+    table.put_many({b"kept": valid, b"most": {"narrow": 3.4028235e38, "at": 5, "wide": 1}}, durable=True)
+    assert table[b"kept"] == valid
     assert math.isfinite(table[b"most"]["narrow"])
     assert table.count() == 2
 

@@ -1,4 +1,4 @@
-"""A store, and the two places from which its tables are used."""
+"""A store, and the table API in its owner and in a client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture(params=["owner", "client"])
-def place(request: Any, store: Store) -> Iterator[Any]:
+def any_store(request: Any, store: Store) -> Iterator[Any]:
     if request.param == "owner":
         yield store
     else:

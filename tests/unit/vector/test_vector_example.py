@@ -32,5 +32,5 @@ def test_an_expression_means_the_same_in_every_shard(tmp_path: Path) -> None:
         attributes = [{"zone": number} if number % 2 else {"year": number} for number in range(40)]
         matrix = np.random.default_rng(1).normal(size=(40, 2)).astype(np.float32)
         docs.upsert(ids, matrix, attributes, durable=True)
-        found = {hit.id for hit in docs.search([1.0, 0.0], k=40, where=pc.field("year") < 10)}
-        assert found == {f"doc-{number}" for number in range(0, 10, 2)}
+        hits = {hit.id for hit in docs.search([1.0, 0.0], k=40, where=pc.field("year") < 10)}
+        assert hits == {f"doc-{number}" for number in range(0, 10, 2)}

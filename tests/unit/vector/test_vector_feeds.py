@@ -18,8 +18,8 @@ Rows = dict[str, tuple[Any, Any]]
 
 
 def rows_of(table: Any) -> Rows:
-    found = table.to_arrow().to_pydict()
-    return dict(zip(found["id"], zip(found["vector"], found["attributes"], strict=True), strict=True))
+    columns = table.to_arrow().to_pydict()
+    return dict(zip(columns["id"], zip(columns["vector"], columns["attributes"], strict=True), strict=True))
 
 
 def follow(rows: Rows, changes: Any, *, preimages: bool) -> Rows:
@@ -43,17 +43,17 @@ def test_each_commit_leads_to_the_next(preimages: bool) -> None:
     store = open_simulated(disk, clock)
     options = penstock.ChangeOptions(preimages=preimages)
     docs = store.vector("docs", dimensions=2, shards=2, changes=options)
-    seen: Rows = {}
+    rows: Rows = {}
     last = 0
     for _ in range(40):
         ids = [f"id{number}" for number in chance.sample(range(90), chance.choice([1, 3, 70]))]
-        what = chance.randrange(6)
-        if what < 3:
+        action = chance.randrange(6)
+        if action < 3:
             attributes = [{"n": chance.randrange(9)} if chance.random() < 0.5 else {} for _ in ids]
             docs.upsert(ids, [[chance.random(), 1.0] for _ in ids], attributes=attributes)
-        elif what == 3:
+        elif action == 3:
             docs.delete(ids)
-        elif what == 4:
+        elif action == 4:
             for tree, _ in store._maintenance.trees():
                 store._maintenance.flush(tree)
             store._checkpoint.run(everything=True)
@@ -66,9 +66,9 @@ def test_each_commit_leads_to_the_next(preimages: bool) -> None:
         with store.snapshot() as snapshot:
             table = snapshot.vector("docs")
             now = rows_of(table)
-            assert follow(seen, table.changes(after=last).to_arrow(), preimages=preimages) == now
-            seen, last = now, snapshot.lsn
-    assert follow({}, docs.changes().to_arrow(), preimages=preimages) == seen
+            assert follow(rows, table.changes(after=last).to_arrow(), preimages=preimages) == now
+            rows, last = now, snapshot.lsn
+    assert follow({}, docs.changes().to_arrow(), preimages=preimages) == rows
     store.close()
 
 

@@ -33,7 +33,7 @@ inf = float("inf")
 reals = st.sampled_from([0.0, -0.0, 0.5, 1.5, -1.0, 2.0**53, 1e300, inf, -inf]) | st.integers(-3, 3).map(float)
 values = {"text": texts, "whole": wholes, "real": reals | st.just(float("nan")), "flag": st.booleans()}
 numbers = wholes | reals | st.sampled_from([2**70, -(2**70), 10**400, 1e-320])
-wanted = {"text": texts, "whole": numbers, "real": numbers, "flag": st.booleans()}
+operands = {"text": texts, "whole": numbers, "real": numbers, "flag": st.booleans()}
 
 rows = st.lists(st.fixed_dictionaries({name: st.none() | some for name, some in values.items()}), max_size=12)
 
@@ -42,7 +42,7 @@ rows = st.lists(st.fixed_dictionaries({name: st.none() | some for name, some in 
 def conditions(draw: Any) -> dict[str, Any]:
     condition: dict[str, Any] = {}
     for name in draw(st.lists(st.sampled_from([*KINDS, "absent"]), unique=True, max_size=3)):
-        some = wanted.get(name, texts)
+        some = operands.get(name, texts)
         ranges = st.dictionaries(st.sampled_from([*COMPARE]), some, min_size=1, max_size=2)
         sets = st.lists(st.none() | some, max_size=4)
         condition[name] = draw(st.none() | some | ranges | sets | sets.map(tuple) | st.just({"!=": None}))
@@ -162,7 +162,7 @@ def test_conditions_that_are_cached_keep_no_older_columns(store: Store) -> None:
         assert info is not None
         machine: Any = store.port.machine(partitions_of(info)[0])
         columns, allowed = machine.live.cache.columns, machine.live.cache._allowed
-        assert [known[0] is columns for known in allowed.values()] == [True]
+        assert [entry[0] is columns for entry in allowed.values()] == [True]
         assert columns not in older
         older.append(columns)
     assert len(docs.search([1.0, 0.0], where={"n": {"<": 3}})) == 3

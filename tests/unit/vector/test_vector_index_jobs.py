@@ -44,8 +44,10 @@ def table(docs: Any, queries: Any, **options: Any) -> Any:
 
 
 def recall(docs: Any, queries: Any, k: int = 10) -> float:
-    found, truth = (docs.search(queries, k, exact=exact).to_pylist() for exact in (False, True))
-    hits = [{row["id"] for row in rows if row["query"] == n} for n in range(len(queries)) for rows in (found, truth)]
+    approximate, truth = (docs.search(queries, k, exact=exact).to_pylist() for exact in (False, True))
+    hits = [
+        {row["id"] for row in rows if row["query"] == n} for n in range(len(queries)) for rows in (approximate, truth)
+    ]
     return float(np.mean([len(a & b) / k for a, b in zip(hits[::2], hits[1::2], strict=True)]))
 
 
@@ -73,8 +75,8 @@ def test_an_index_is_made_while_much_is_written(tmp_path: Path, monkeypatch: pyt
         assert docs.count() == 2_000 - 10 * len(writes)
         assert docs.statistics().trained
         assert recall(docs, rows[1_500:1_560]) >= 0.95
-        found = {hit.id for hit in docs.search(rows[0], k=2_000, probes=10_000)}
-        assert found == set(docs.to_arrow().column("id").to_pylist())
+        hits = {hit.id for hit in docs.search(rows[0], k=2_000, probes=10_000)}
+        assert hits == set(docs.to_arrow().column("id").to_pylist())
 
 
 def test_deletes_alone_leave_the_lists_in_the_end(tmp_path: Path) -> None:
@@ -113,10 +115,10 @@ def test_an_index_is_made_and_used(tmp_path: Path) -> None:
         assert statistics.deleted == 100
         assert statistics.recall is not None
         assert statistics.recall >= 0.9
-        found = table(docs, rows[200:260])
+        answers = table(docs, rows[200:260])
     with penstock.open(tmp_path / "store") as store:
         docs = store.vector("docs")
-        assert table(docs, rows[200:260]).equals(found)
+        assert table(docs, rows[200:260]).equals(answers)
         assert docs.count() == 2_800
         assert machine_of(store).live.index.lists == statistics.lists
 
@@ -171,12 +173,12 @@ def test_the_index_is_repaired_from_data(tmp_path: Path) -> None:
         docs.upsert([f"more {n}" for n in range(1_200)], rows + 0.5, durable=True)
         assert store.reindex("docs")
         assert docs.statistics().trained
-        found = table(docs, rows[:20], exact=True)
+        before = table(docs, rows[:20], exact=True)
         assert store.reindex("docs", rebuild=True)
         again = table(docs, rows[:20], exact=True)
-        assert again.drop_columns("distance").equals(found.drop_columns("distance"))
+        assert again.drop_columns("distance").equals(before.drop_columns("distance"))
         # The last digits of a distance depend on where vectors lie in memory.
-        np.testing.assert_allclose(again["distance"], found["distance"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(again["distance"], before["distance"], rtol=1e-5, atol=1e-5)
         assert recall(docs, rows[:40]) >= 0.95
         with pytest.raises(NotFound):
             store.reindex("nothing")

@@ -27,78 +27,78 @@ def parts_of_last() -> list[Part]:
     return [upserts(rows("a", "x", "y", at=9.0)), deletes("b", "nobody")]
 
 
-def prepared_place() -> VectorPlace:
+def prepared_shard() -> VectorPlace:
     """A shard with an index, whose kernel is loaded."""
-    place = VectorPlace()
-    place.write(upserts(rows("a", "b", "c", "d", at=1.0)))
+    shard = VectorPlace()
+    shard.write(upserts(rows("a", "b", "c", "d", at=1.0)))
     for _ in range(3):
-        place.write(place.step())
-    place.machine.live.load()
-    return place
+        shard.write(shard.step())
+    shard.machine.live.load()
+    return shard
 
 
 def test_a_kernel_keeps_its_own_centroids_when_an_index_is_made_anew() -> None:
     """Also one that got the number of the kernel's: as on a follower, which does not load another kernel for it."""
     pytest.importorskip("faiss")
-    place = prepared_place()
-    kernel = place.machine.live.load()
+    shard = prepared_shard()
+    kernel = shard.machine.live.load()
     lists: Any = kernel._kernel
-    place.write(IndexChange(generation=0, use=True))
-    place.write(upserts({f"far{n}": ((100.0 * n, -50.0, 7.0 * n), {}) for n in range(40)}))
-    place.write(place.step())
-    while read_generations(place.tree.view).building:
-        place.write(place.step())
-    assert read_generations(place.tree.view).current == 1
-    place.write(upserts({f"new{n}": ((100.0 * n + 1, -50.0, 7.0 * n), {}) for n in range(40)}))
-    assert place.machine.live.index is kernel
+    shard.write(IndexChange(generation=0, use=True))
+    shard.write(upserts({f"far{n}": ((100.0 * n, -50.0, 7.0 * n), {}) for n in range(40)}))
+    shard.write(shard.step())
+    while read_generations(shard.tree.view).building:
+        shard.write(shard.step())
+    assert read_generations(shard.tree.view).current == 1
+    shard.write(upserts({f"new{n}": ((100.0 * n + 1, -50.0, 7.0 * n), {}) for n in range(40)}))
+    assert shard.machine.live.index is kernel
     ids = np.arange(45, 85, dtype=np.uint64)
     nearest_of = nearest_list(lists.vectors(ids), lists.centroids, "euclidean")
     assert lists.lists_of(ids).tolist() == nearest_of.tolist()
-    place.close()
+    shard.close()
 
 
 def test_an_apply_that_is_interrupted_anywhere_is_repeated() -> None:
-    whole = prepared_place()
+    whole = prepared_shard()
     whole.write(*parts_of_last())
     expected, lsn = dict(whole.tree.scan()), whole.tree.lsn
     point, reached = 0, 0
     while reached >= point:
         point += 5 if point > 40 else 1
-        place = prepared_place()
-        entry = Entry(lsn, place.clock.time_us(), (), (VectorSection(*parts_of_last()),))
-        reached = interrupted_at(point, lambda: place.machine.apply(entry))  # noqa: B023
-        if place.machine.applied < lsn:  # what the owner asks before it repeats a record
-            place.machine.apply(entry)
-        assert place.machine.applied == lsn
-        assert dict(place.tree.scan()) == expected
-        state = place.machine.snapshot()
+        shard = prepared_shard()
+        entry = Entry(lsn, shard.clock.time_us(), (), (VectorSection(*parts_of_last()),))
+        reached = interrupted_at(point, lambda: shard.machine.apply(entry))  # noqa: B023
+        if shard.machine.applied < lsn:  # what the owner asks before it repeats a record
+            shard.machine.apply(entry)
+        assert shard.machine.applied == lsn
+        assert dict(shard.tree.scan()) == expected
+        state = shard.machine.snapshot()
         assert set(contents(state)) == {"a", "c", "d", "x", "y"}
         assert [name for name, _ in nearest(state, [9.0, 1.0, 2.0], 2)] == ["a", "x"]
-        index = place.machine.live.load()
+        index = shard.machine.live.load()
         assert index.count == 5
         state.close()
-        place.close()
+        shard.close()
     assert point > 100
 
 
 def test_an_interrupt_between_the_tree_and_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner repeats a record if `applied` is below it; searches find it without another write."""
-    place = prepared_place()
-    lsn = place.tree.lsn + 1
-    entry = Entry(lsn, place.clock.time_us(), (), (VectorSection(*parts_of_last()),))
+    shard = prepared_shard()
+    lsn = shard.tree.lsn + 1
+    entry = Entry(lsn, shard.clock.time_us(), (), (VectorSection(*parts_of_last()),))
 
     def interrupt(draft: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(place.machine.live, "applied", interrupt)
-        place.machine.apply(entry)
-    assert place.tree.lsn == lsn
-    assert place.machine.applied == lsn - 1
-    place.machine.apply(entry)
-    assert place.machine.applied == lsn
-    assert place.machine.live.load().count == 5
-    place.close()
+        patch.setattr(shard.machine.live, "applied", interrupt)
+        shard.machine.apply(entry)
+    assert shard.tree.lsn == lsn
+    assert shard.machine.applied == lsn - 1
+    shard.machine.apply(entry)
+    assert shard.machine.applied == lsn
+    assert shard.machine.live.load().count == 5
+    shard.close()
 
 
 def test_searches_see_whole_records(tmp_path: Path) -> None:
@@ -126,10 +126,10 @@ def test_searches_see_whole_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_batch_of_vectors_and_keys_is_seen_as_a_whole(tmp_path: Path, k: int) -> None:
     with penstock.open(tmp_path / "store") as store:
-        docs, seen = store.vector("docs", dimensions=1, metric="dot"), store.kv("seen")
+        docs, numbers = store.vector("docs", dimensions=1, metric="dot"), store.kv("seen")
         for number in range(20):
             with store.batch(token=("writer", number)) as batch:
                 batch.vector("docs").upsert(str(number), [1.0 + number])
                 batch.kv("seen").put(b"last", b"%d" % number)
             hits: Any = docs.search([1.0], k=k)
-            assert hits[0].id == str(number) == (seen.get(b"last") or b"").decode()
+            assert hits[0].id == str(number) == (numbers.get(b"last") or b"").decode()

@@ -53,8 +53,8 @@ def test_a_change_beside_a_snapshot_does_not_list_what_is_hidden(monkeypatch: py
 
         patch.setattr(HiddenIds, "ids", property(list_them))
         for number in range(1, 101):
-            new, gone = np.array([100 + number], np.uint64), np.array([number], np.uint64)
-            index.update(new, np.zeros((1, 2), np.float32), np.zeros(1, np.int32), gone)
+            new, old = np.array([100 + number], np.uint64), np.array([number], np.uint64)
+            index.update(new, np.zeros((1, 2), np.float32), np.zeros(1, np.int32), old)
     assert index.removed.tolist() == list(range(1, 101))
     assert (index.count, index.count_in_memory) == (100, 200)
     del pin

@@ -63,8 +63,8 @@ def test_a_change_of_the_index_keeps_its_place() -> None:
     change = IndexChange(generation=1, centroids=[(0, bytes(8))], use=True)
     section = VectorSection(rows("a"), change, rows("a", at=2.0))
     assert [name for name, _, _ in folded(section)] == ["Upserts", "IndexChange", "Upserts"]
-    (found,) = [part for part in decode_section(encode_section(section)).parts if isinstance(part, IndexChange)]
-    assert found == change
+    (decoded,) = [part for part in decode_section(encode_section(section)).parts if isinstance(part, IndexChange)]
+    assert decoded == change
 
 
 def test_what_other_processes_send_is_checked() -> None:
@@ -92,9 +92,9 @@ def test_what_other_processes_send_is_checked() -> None:
 def test_attributes_keep_their_types() -> None:
     attributes = {"text": 'ü"\\', "int": -(1 << 63), "float": 1.0, "yes": True, "none": None, "e": ""}
     data = encode_attributes(attributes)
-    found = decode_attributes(data)
-    assert found == {name: value for name, value in attributes.items() if value is not None}
-    assert [type(value) for value in found.values()] == [str, float, int, str, bool]  # by name
+    decoded = decode_attributes(data)
+    assert decoded == {name: value for name, value in attributes.items() if value is not None}
+    assert [type(value) for value in decoded.values()] == [str, float, int, str, bool]  # by name
     assert encode_attributes(np_numbers := {"a": np.float32(0.5), "b": np.int16(3)}) == b'{"a":0.5,"b":3}', np_numbers
     assert encode_attributes({}) == encode_attributes(None) == b""
 
@@ -115,12 +115,12 @@ ODD: list[Any] = [
 def test_attributes_are_encoded_together_as_they_are_one_by_one(odd: Any) -> None:
     rows = [{"b": 1.5, "a": "x"}, odd, {"c": 7}]
     try:
-        wanted = [encode_attributes(some) for some in rows]
+        expected = [encode_attributes(some) for some in rows]
     except Invalid as error:
         with pytest.raises(Invalid, match=re.escape(str(error))):
             encode_all(rows)
     else:
-        assert encode_all(rows) == wanted
+        assert encode_all(rows) == expected
 
 
 def test_columns_of_attributes() -> None:

@@ -64,8 +64,8 @@ def test_they_see_snapshots_and_writes_and_find_k(folder: Path, monkeypatch: pyt
         with store.snapshot() as before:
             docs.upsert("new", ROWS[500])
             docs.delete("500")
-            found = docs.search(ROWS[500:501], k=1).column("id").to_pylist()  # not applied yet
-            assert found == ["new"]
+            names = docs.search(ROWS[500:501], k=1).column("id").to_pylist()  # not applied yet
+            assert names == ["new"]
             docs.delete("501", durable=True)
             assert docs.search(ROWS[500], k=1)[0].id == "new"
             assert docs.search(ROWS[501], k=1)[0].id != "501"
@@ -88,9 +88,9 @@ def test_a_table_that_has_no_room_is_searched_by_its_lists(folder: Path, monkeyp
 
         def count(self: Any, *arguments: Any) -> Any:
             nonlocal compared
-            found = members(self, *arguments)
-            compared += len(found[0])
-            return found
+            result = members(self, *arguments)
+            compared += len(result[0])
+            return result
 
         monkeypatch.setattr(StoredLists, "_members", count)
         for number in range(200, 240):

@@ -29,8 +29,8 @@ def ids(hits: Any) -> list[str]:
     return [hit.id for hit in hits]
 
 
-def test_what_is_written_is_found(place: Any) -> None:
-    docs = place.vector("docs", dimensions=4)
+def test_what_is_written_is_found(any_store: Any) -> None:
+    docs = any_store.vector("docs", dimensions=4)
     epoch = docs.upsert(
         ["a", "b", "ü"], np.eye(4)[:3], [{"lang": "en", "year": 1990}, {"lang": "de", "score": 0.5}, None]
     )
@@ -53,27 +53,27 @@ def test_what_is_written_is_found(place: Any) -> None:
     assert repr(docs) == "<VectorTable 'docs': 4 dimensions, cosine>"
 
 
-def test_a_matrix_of_queries_gives_a_table(place: Any) -> None:
-    docs = place.vector("docs", dimensions=8, metric="euclidean", shards=3)
+def test_a_matrix_of_queries_gives_a_table(any_store: Any) -> None:
+    docs = any_store.vector("docs", dimensions=8, metric="euclidean", shards=3)
     rows = RNG.normal(size=(40, 8)).astype(np.float32)
     epoch = docs.upsert([f"id {n}" for n in range(40)], rows, [{"n": n} for n in range(40)])
-    found = docs.search(rows[:5], k=3, after=epoch)
-    assert found.schema.names == ["query", "rank", "id", "distance", "attributes"]
-    assert found.column("query").to_pylist() == [n for n in range(5) for _ in range(3)]
-    assert found.column("rank").to_pylist() == [1, 2, 3] * 5
+    table = docs.search(rows[:5], k=3, after=epoch)
+    assert table.schema.names == ["query", "rank", "id", "distance", "attributes"]
+    assert table.column("query").to_pylist() == [n for n in range(5) for _ in range(3)]
+    assert table.column("rank").to_pylist() == [1, 2, 3] * 5
     truth = np.linalg.norm(rows[:5, None] - rows[None], axis=2)
     expected = [f"id {n}" for row in np.argsort(truth, axis=1)[:, :3] for n in row]
-    assert found.column("id").to_pylist() == expected
-    np.testing.assert_allclose(found.column("distance").to_numpy(), np.sort(truth, axis=1)[:, :3].ravel(), atol=1e-3)
-    assert found.column("attributes").to_pylist()[0] == '{"n":0}'
+    assert table.column("id").to_pylist() == expected
+    np.testing.assert_allclose(table.column("distance").to_numpy(), np.sort(truth, axis=1)[:, :3].ravel(), atol=1e-3)
+    assert table.column("attributes").to_pylist()[0] == '{"n":0}'
     assert ids(docs.search(rows[7], k=1)) == ["id 7"]  # one vector, several shards
     assert docs.search(np.zeros((0, 8)), k=3).num_rows == 0
     many = docs.search(np.repeat(rows[:1], 40_000, axis=0), k=1)  # more than one request holds
     assert many.column("query").to_pylist() == list(range(40_000))
 
 
-def test_conditions(place: Any) -> None:
-    docs = place.vector("docs", dimensions=2, metric="dot", shards=2)
+def test_conditions(any_store: Any) -> None:
+    docs = any_store.vector("docs", dimensions=2, metric="dot", shards=2)
     attributes = [{"n": n, "kind": "abc"[n % 3], "even": n % 2 == 0, "part": n / 4} for n in range(12)]
     epoch = docs.upsert([str(n) for n in range(12)], [[n, 1.0] for n in range(12)], attributes)
     cases: list[tuple[Any, list[int]]] = [
@@ -86,28 +86,28 @@ def test_conditions(place: Any) -> None:
     ]
     for where, expected in cases:
         for exact in (False, True):
-            found = docs.search([1.0, 0.0], k=20, where=where, exact=exact, after=epoch)
-            assert ids(found) == [str(n) for n in expected], where
+            hits = docs.search([1.0, 0.0], k=20, where=where, exact=exact, after=epoch)
+            assert ids(hits) == [str(n) for n in expected], where
     epoch = docs.upsert(["0"], [[100, 1.0]], [{"kind": "a"}])
     assert ids(docs.search([1.0, 0.0], k=1, where={"kind": "a"}, after=epoch)) == ["0"]
     docs.delete(["0"], durable=True)
     assert ids(docs.search([1.0, 0.0], k=1, where={"kind": "a"})) == ["9"]
 
 
-def test_batches_and_snapshots(place: Any) -> None:
-    docs, users = place.vector("docs", dimensions=2), place.kv("users")
-    with pytest.raises(ZeroDivisionError), place.batch() as batch:
+def test_batches_and_snapshots(any_store: Any) -> None:
+    docs, users = any_store.vector("docs", dimensions=2), any_store.kv("users")
+    with pytest.raises(ZeroDivisionError), any_store.batch() as batch:
         batch.vector("docs").upsert("a", [1.0, 0.0])
         raise ZeroDivisionError
     for duplicate in (False, True):
-        with place.batch(token=("loader", 1)) as batch:
+        with any_store.batch(token=("loader", 1)) as batch:
             batch.vector("docs").upsert(["a", "b"], [[1.0, 0.0], [0.0, 1.0]])
             batch.vector("docs").delete("b")
             batch.kv("users").put(b"a", b"1")
         assert batch.duplicate is duplicate
     assert docs.count() == 1
     assert users.get(b"a") == b"1"
-    with place.snapshot() as snapshot:
+    with any_store.snapshot() as snapshot:
         docs.upsert("a", [0.0, 1.0], {"new": True}, durable=True)
         docs.upsert("c", [1.0, 0.1], durable=True)
         early = snapshot.vector("docs")
@@ -117,7 +117,7 @@ def test_batches_and_snapshots(place: Any) -> None:
         assert early.get(["c"]) == [None]
         assert early.count() == 1
         assert ids(docs.search([1.0, 0.0], k=5)) == ["c", "a"]
-    with pytest.raises(Invalid, match="a batch takes writes only"), place.batch() as batch:
+    with pytest.raises(Invalid, match="a batch takes writes only"), any_store.batch() as batch:
         batch.vector("docs").search([1.0, 0.0])
 
 
@@ -149,8 +149,8 @@ def test_the_last_write_of_an_id_wins(store: Store) -> None:
     assert (record(docs, "a").vector.tolist(), docs.get("c"), docs.count()) == ([5.0], None, 2)
 
 
-def test_arrow_rows(place: Any) -> None:
-    docs = place.vector("docs", dimensions=2)
+def test_arrow_rows(any_store: Any) -> None:
+    docs = any_store.vector("docs", dimensions=2)
     types = [
         pa.list_(pa.float32()), pa.list_(pa.float64(), 2), pa.large_list(pa.int32()), pa.list_(pa.float16()),
     ]  # fmt: skip
@@ -161,7 +161,7 @@ def test_arrow_rows(place: Any) -> None:
     assert store_rows.num_rows == 8
     assert docs.get("a3").attributes == {"n": 3}
     assert docs.get("b3").attributes == {}
-    other = place.vector("other", dimensions=2)
+    other = any_store.vector("other", dimensions=2)
     other.upsert(store_rows)  # what is read can be written
     assert other.to_arrow().equals(store_rows)
     struct = pa.table({"id": ["s"], "vector": [[1.0, 1.0]], "attributes": [{"x": 1, "y": None, "z": "t"}], "w": [0.5]})
@@ -170,7 +170,7 @@ def test_arrow_rows(place: Any) -> None:
     pairs = pa.array([[("k", "v")]], pa.map_(pa.string(), pa.string()))
     other.upsert(pa.table({"id": ["m"], "vector": [[1.0, 1.0]], "attributes": pairs}))
     assert other.get("m").attributes == {"k": "v"}
-    assert place.load("other", pa.table({"id": ["l"], "vector": [[2.0, 2.0]], "tag": ["x"]})).rows == 1
+    assert any_store.load("other", pa.table({"id": ["l"], "vector": [[2.0, 2.0]], "tag": ["x"]})).rows == 1
     assert other.get("l").attributes == {"tag": "x"}
 
 
@@ -228,8 +228,8 @@ def test_wrong_rows_are_refused_before_anything_is_written(
     assert docs.count() == 0
 
 
-def test_wrong_searches_are_refused(place: Any) -> None:
-    docs = place.vector("docs", dimensions=2)
+def test_wrong_searches_are_refused(any_store: Any) -> None:
+    docs = any_store.vector("docs", dimensions=2)
     docs.upsert("a", [1.0, 0.0], {"n": 1}, durable=True)
     wrong: list[dict[str, Any]] = [
         {"vector": [1.0]}, {"vector": [0.0, 0.0]}, {"vector": [float("nan"), 1.0]}, {"vector": "text"},
@@ -252,25 +252,25 @@ def test_wrong_searches_are_refused(place: Any) -> None:
         assert ids(docs.search([1.0, 0.0], where=absent | (pc.field("n") == 1))) == ["a"]
 
 
-def test_options_are_fixed(place: Any) -> None:
+def test_options_are_fixed(any_store: Any) -> None:
     with pytest.raises(Invalid, match="needs dimensions="):
-        place.vector("docs")
+        any_store.vector("docs")
     with pytest.raises(NotFound):
-        place.vector("docs", dimensions=3, create=False)
+        any_store.vector("docs", dimensions=3, create=False)
     for wrong in ({"dimensions": 0}, {"dimensions": 1 << 20}, {"dimensions": "3"}, {"dimensions": 3, "metric": "l2"}):
         with pytest.raises(Invalid):
-            place.vector("docs", **wrong)
-    docs = place.vector("docs", dimensions=3, metric="dot")
+            any_store.vector("docs", **wrong)
+    docs = any_store.vector("docs", dimensions=3, metric="dot")
     assert (docs.dimensions, docs.metric) == (3, "dot")
-    assert place.vector("docs").metric == "dot"
+    assert any_store.vector("docs").metric == "dot"
     for other in ({"dimensions": 4}, {"dimensions": 3, "metric": "cosine"}, {"metric": "euclidean"}):
         with pytest.raises(KindMismatch, match="has 3 dimensions and the metric dot"):
-            place.vector("docs", **other)
-    place.kv("users")
+            any_store.vector("docs", **other)
+    any_store.kv("users")
     with pytest.raises(KindMismatch, match="kv"):
-        place.vector("users", dimensions=3)
+        any_store.vector("users", dimensions=3)
     with pytest.raises(KindMismatch, match="vector"):
-        place.kv("docs")
+        any_store.kv("docs")
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
@@ -386,8 +386,8 @@ def test_columns_of_attributes_are_encoded_as_dicts_are(data: st.DataObject) -> 
         columns[name] = pa.array(values, pa.type_for_alias(kind))
     rows = [{name: column[row].as_py() for name, column in columns.items()} for row in range(count)]
     fast = encode_columns(list(columns), list(columns.values()))
-    wanted = [encode_attributes(row) for row in rows]
-    assert fast in (None, wanted)
+    expected = [encode_attributes(row) for row in rows]
+    assert fast in (None, expected)
     if not nulls and "uint64" not in kinds:
         assert fast is not None
 
@@ -408,5 +408,5 @@ def test_wrong_columns_of_attributes_are_refused(tmp_path: Path) -> None:
             with pytest.raises(Invalid):
                 docs.upsert(pa.table({"id": ["a", "b"], "vector": vectors, name: column}))
         docs.upsert(pa.table({"id": ["a", "b"], "vector": vectors, "n": [1, None], "s": ["null", "é"]}), durable=True)
-        found = docs.search([1.0, 2.0], k=2)
-        assert {hit.id: dict(hit.attributes) for hit in found} == {"a": {"n": 1, "s": "null"}, "b": {"s": "é"}}
+        hits = docs.search([1.0, 2.0], k=2)
+        assert {hit.id: dict(hit.attributes) for hit in hits} == {"a": {"n": 1, "s": "null"}, "b": {"s": "é"}}

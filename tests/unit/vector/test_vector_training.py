@@ -162,9 +162,9 @@ def drift(trained: int, metric: Metric) -> None:
         ids = np.arange(step * trained + 1, (step + 1) * trained + 1).astype(np.uint64)
         index.add(ids, fresh, nearest_list(fresh, centroids, metric))
         live.update(zip(ids.tolist(), fresh, strict=True))
-        gone = chance.permutation(np.array(list(live), np.uint64))[: trained // 2]
-        index.remove(gone)
-        for number in gone.tolist():
+        removed = chance.permutation(np.array(list(live), np.uint64))[: trained // 2]
+        index.remove(removed)
+        for number in removed.tolist():
             del live[number]
         if plan := plan_lists(index.list_sizes):
             keys, rows = np.array(list(live), np.uint64), np.stack(list(live.values()))

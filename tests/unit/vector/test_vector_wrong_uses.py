@@ -53,8 +53,8 @@ def deep(levels: int = 100_000) -> Any:
     return value
 
 
-def test_searches_of_any_form(place: Any) -> None:
-    docs = place.vector("docs", dimensions=2)
+def test_searches_of_any_form(any_store: Any) -> None:
+    docs = any_store.vector("docs", dimensions=2)
     docs.upsert(["a", "b"], [[1.0, 0.0], [0.0, 1.0]], [{"n": 1}, {"n": 2}], durable=True)
     rows = [[1.0], [1.0, 2.0]]
     masked = np.ma.array([1.0, 2.0], mask=[False, True])
@@ -85,8 +85,8 @@ def test_searches_of_any_form(place: Any) -> None:
             assert value in docs
 
 
-def test_rows_of_any_form(place: Any) -> None:
-    docs = place.vector("docs", dimensions=2)
+def test_rows_of_any_form(any_store: Any) -> None:
+    docs = any_store.vector("docs", dimensions=2)
     masked = np.ma.array([[1.0, 2.0]], mask=[[False, True]])
     for arguments in ((["a"], masked), ([], [[1.0], [1.0, 2.0]]), (["a", "b"], [[1.0], [1.0, 2.0]]), (["a"], deep())):
         with pytest.raises(Invalid):
@@ -110,16 +110,16 @@ def test_rows_of_any_form(place: Any) -> None:
         assert docs.get("c").attributes == {"t": "x"}
 
 
-def test_large_whole_numbers_and_floats_under_one_name(place: Any) -> None:
-    docs = place.vector("docs", dimensions=1, metric="dot")
+def test_large_whole_numbers_and_floats_under_one_name(any_store: Any) -> None:
+    docs = any_store.vector("docs", dimensions=1, metric="dot")
     docs.upsert(["a", "b", "c"], [[3.0], [2.0], [1.0]], [{"n": (1 << 60) + 1}, {"n": 0.5}, {"n": 7}], durable=True)
     assert ids(docs.search([1.0], where={"n": 0.5})) == ["b"]
     assert ids(docs.search([1.0], where={"n": {">": 0.5}})) == ["a", "c"]
     assert ids(docs.search([1.0], where=pc.field("n") > 0.5)) == ["a", "c"]
 
 
-def test_an_attribute_of_any_name_in_an_expression(place: Any) -> None:
-    docs = place.vector("docs", dimensions=1, metric="dot")
+def test_an_attribute_of_any_name_in_an_expression(any_store: Any) -> None:
+    docs = any_store.vector("docs", dimensions=1, metric="dot")
     names = ["row number of a condition", "a.b", "a)b", "x\0y", "__row"]
     docs.upsert(names, [[1.0]] * len(names), [{name: 1} for name in names], durable=True)
     for name in names:
@@ -127,9 +127,9 @@ def test_an_attribute_of_any_name_in_an_expression(place: Any) -> None:
         assert ids(docs.search([1.0], where={name: 1})) == [name]
 
 
-def test_an_attribute_with_another_type_in_each_shard(place: Any) -> None:
+def test_an_attribute_with_another_type_in_each_shard(any_store: Any) -> None:
     """A text is compared with texts, a number with numbers, wherever they are."""
-    docs = place.vector("docs", dimensions=1, metric="dot", shards=2)
+    docs = any_store.vector("docs", dimensions=1, metric="dot", shards=2)
     names = [str(n) for n in range(20)]
     attributes = [{"n": n if shard_of(str(n).encode(), 2) else str(n), "part": 1.0} for n in range(20)]
     docs.upsert(names, [[1.0]] * 20, attributes, durable=True)
@@ -146,8 +146,8 @@ def test_an_attribute_with_another_type_in_each_shard(place: Any) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_one_record_of_another_type_changes_nothing_for_the_others(place: Any, shards: int) -> None:
-    docs = place.vector("docs", dimensions=1, metric="dot", shards=shards)
+def test_one_record_of_another_type_changes_nothing_for_the_others(any_store: Any, shards: int) -> None:
+    docs = any_store.vector("docs", dimensions=1, metric="dot", shards=shards)
     docs.upsert([str(n) for n in range(20)], [[1.0]] * 20, [{"year": 1990 + n} for n in range(20)], durable=True)
     for where in ({"year": {">=": 2005}}, pc.field("year") >= 2005):
         before = sorted(ids(docs.search([1.0], k=20, where=where)))
@@ -185,11 +185,11 @@ def test_a_search_whose_records_are_always_replaced_answers(store: Store) -> Non
 
 
 def test_a_draft_that_is_taken_in_again_while_a_kernel_is_loaded_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = VectorPlace()
-    place.write(upserts({"a": ((1.0, 2.0, 3.0), {})}))
-    live, read = place.machine.live, LoadedIndex._read
+    shard = VectorPlace()
+    shard.write(upserts({"a": ((1.0, 2.0, 3.0), {})}))
+    live, read = shard.machine.live, LoadedIndex._read
     live.load()
-    draft = VectorDraft(OPTIONS, place.tree.view, place.tree.lsn + 1)
+    draft = VectorDraft(OPTIONS, shard.tree.view, shard.tree.lsn + 1)
     draft.add(upserts({"b": ((1.0, 2.0, 4.0), {})}))
 
     def interrupted(size: int) -> bool:
@@ -205,20 +205,20 @@ def test_a_draft_that_is_taken_in_again_while_a_kernel_is_loaded_counts_once(mon
     monkeypatch.setattr(LoadedIndex, "_read", write_meanwhile)
     live.refresh()
     assert live.load().count == 2
-    place.close()
+    shard.close()
 
 
 def test_a_step_of_an_index_that_was_dropped_since_changes_nothing() -> None:
     for steps in (1, 2):
-        place = VectorPlace()
-        place.write(upserts({str(n): ((1.0 + n, 2.0, 3.0), {}) for n in range(8)}))
+        shard = VectorPlace()
+        shard.write(upserts({str(n): ((1.0 + n, 2.0, 3.0), {}) for n in range(8)}))
         for _ in range(steps):
-            place.write(place.step())
-        late = place.step()
-        place.write(IndexChange(generation=0, use=True))
-        place.write(late)
-        assert read_generations(place.tree.view) == Generations()
-        place.close()
+            shard.write(shard.step())
+        late = shard.step()
+        shard.write(IndexChange(generation=0, use=True))
+        shard.write(late)
+        assert read_generations(shard.tree.view) == Generations()
+        shard.close()
 
 
 def test_kernels_of_older_snapshots_count(store: Store) -> None:
@@ -298,17 +298,17 @@ def test_internal_ids_may_be_large() -> None:
 
 def test_an_index_that_was_made_without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("faiss")
-    place = VectorPlace()
-    place.write(upserts({str(n): (tuple(RNG.normal(size=3).tolist()), {}) for n in range(400)}))
-    place.write(place.step())
-    while read_generations(place.tree.view).assigned < 401:
-        place.write(place.step())
+    shard = VectorPlace()
+    shard.write(upserts({str(n): (tuple(RNG.normal(size=3).tolist()), {}) for n in range(400)}))
+    shard.write(shard.step())
+    while read_generations(shard.tree.view).assigned < 401:
+        shard.write(shard.step())
     with monkeypatch.context() as patch:
         patch.setattr(lists_module, "_faiss", None)
         patch.setitem(sys.modules, "faiss", None)
-        place.write(place.step())
-    assert read_generations(place.tree.view).current == 1
-    index = place.machine.live.load()
+        shard.write(shard.step())
+    assert read_generations(shard.tree.view).current == 1
+    index = shard.machine.live.load()
     assert index.lists > 16
     assert index.probes == index.lists // 8  # not measured: many rather than one
-    place.close()
+    shard.close()
