@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from shared import SomeRecoveries, stored_too_far
-from vector_place import VectorPlace
 from vector_scenario import VectorScenario, ids_of, record, replayed
+from vector_under_test import VectorUnderTest
 
 from penstock.lsm.memtable import Edit
 from penstock.lsm.rows import Row
@@ -22,7 +22,9 @@ STEPS = ("fsync .sst", "rename .sst", "rename .idx", "fsync_dir /tables/", "comm
 
 
 WORK = ("flush", "compaction", "collection")
-PARTS = tuple(f"{part} {what}" for part in ("Upserts", "Deletes", "IndexChange") for what in ("replayed", "stored"))
+PARTS = tuple(
+    f"{part} {outcome}" for part in ("Upserts", "Deletes", "IndexChange") for outcome in ("replayed", "stored")
+)
 
 
 def crashes() -> None:
@@ -66,7 +68,7 @@ def test_every_fault_and_every_crash_in_recovery() -> None:
 
 
 def test_two_replays_give_the_same_rows() -> None:
-    first = VectorPlace()
+    first = VectorUnderTest()
     for number in range(1, 12):
         first.write(*record(number))
         if number > 2:
@@ -85,16 +87,18 @@ def sequence_in_the_next_edit(patch: pytest.MonkeyPatch) -> None:
     right, waiting = VectorDraft.edit, list[Row]()
 
     def edit(self: VectorDraft, time_us: int) -> Edit:
-        made = right(self, time_us)
-        sequence = made.rows.get(SEQUENCE)
+        prepared = right(self, time_us)
+        sequence = prepared.rows.get(SEQUENCE)
         if sequence is not None:
-            rows = dict(made.rows)
+            rows = dict(prepared.rows)
             del rows[SEQUENCE]
             if waiting:
                 rows[SEQUENCE] = waiting.pop()
             waiting.append(sequence)
-            made = Edit(lsn=made.lsn, time_us=made.time_us, rows=rows, puts=made.puts, ranges=made.ranges)
-        return made
+            prepared = Edit(
+                lsn=prepared.lsn, time_us=prepared.time_us, rows=rows, puts=prepared.puts, ranges=prepared.ranges
+            )
+        return prepared
 
     patch.setattr(VectorDraft, "edit", edit)
 
@@ -147,13 +151,13 @@ def not_assigned_while_building(patch: pytest.MonkeyPatch) -> None:
 
 def all_assigned_at_once(patch: pytest.MonkeyPatch) -> None:
     """A generation is used before its older vectors are in lists."""
-    right = VectorPlace.step
+    right = VectorUnderTest.step
 
-    def step(self: VectorPlace) -> IndexChange:
+    def step(self: VectorUnderTest) -> IndexChange:
         change = right(self)
         return IndexChange(generation=change.generation, use=True, probes=1) if change.assigned else change
 
-    patch.setattr(VectorPlace, "step", step)
+    patch.setattr(VectorUnderTest, "step", step)
 
 
 @pytest.mark.parametrize(

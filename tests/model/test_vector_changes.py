@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vector_place import DIMENSIONS, VectorModel, VectorPlace, deletes, upserts
+from vector_under_test import DIMENSIONS, VectorModel, VectorUnderTest, deletes, upserts
 
 import penstock
 import penstock.kinds.changes as feed_module
@@ -46,40 +46,40 @@ def drive(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(changes_module, "PART_BYTES", chance.choice([50, 4 << 20]))
         patches.setattr(feed_module, "LOADED_BYTES", chance.choice([300, 64 << 20]))
-        place, model, rows, seen = VectorPlace(options=options), VectorModel(), Rows(), 0
+        shard, model, rows, last_lsn = VectorUnderTest(options=options), VectorModel(), Rows(), 0
         for step in chance.choices("wwwdfcrs", k=40):
             if step == "w":
                 names = chance.sample("abcdefgh", chance.randint(1, 5))
                 record = {name: (tuple(chance.choices([1.0, -2.0, 0.5], k=DIMENSIONS)), {"n": seed}) for name in names}
                 parts: list[Part] = [upserts(record), deletes(*chance.sample("abcdefgh", chance.randint(0, 2)))]
-                place.write(*parts)
+                shard.write(*parts)
                 for part in parts:
                     model.add(part)
             elif step == "d":
-                place.write(part := deletes(*chance.sample("abcdefgh", 3)))
+                shard.write(part := deletes(*chance.sample("abcdefgh", 3)))
                 model.add(part)
             elif step == "f":
-                place.flush()
+                shard.flush()
             elif step == "c":
-                place.compact()
+                shard.compact()
             elif step == "r":
-                place.reopen()
+                shard.reopen()
             elif model.records:
-                place.write(place.step())  # of the index: no change
-            state = place.machine.snapshot()
+                shard.write(shard.step())  # of the index: no change
+            state = shard.machine.snapshot()
             assert state.feed is not None
-            found: list[tuple[str, str, Any]] = []
-            for _, _, _, data in state.feed.parts(seen + 1, 1 << 60):
+            changes: list[tuple[str, str, Any]] = []
+            for _, _, _, data in state.feed.parts(last_lsn + 1, 1 << 60):
                 types, batch = changes_module.read_changes(data, options)
                 for kind, row in zip(types, batch.to_pylist(), strict=True):
                     record_now = None if row["vector"] is None else (tuple(row["vector"]), row["attributes"])
-                    found.append((NAMES[kind], row["id"], record_now))
+                    changes.append((NAMES[kind], row["id"], record_now))
             state.close()
-            rows, seen = follow(rows, found, preimages=preimages), place.tree.lsn
+            rows, last_lsn = follow(rows, changes, preimages=preimages), shard.tree.lsn
             assert {name: vector for name, (vector, _) in rows.items()} == {
                 name: vector for name, (vector, _) in model.records.items()
             }
-        place.close()
+        shard.close()
 
 
 @pytest.mark.parametrize("seed", range(4))

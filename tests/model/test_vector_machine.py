@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 from place_rules import MaintenanceRules
-from vector_place import (
+from vector_under_test import (
     DIMENSIONS,
     VectorModel,
-    VectorPlace,
+    VectorUnderTest,
     check_nearest,
     contents,
     deletes,
@@ -43,11 +43,11 @@ WHERE = st.sampled_from([None, {"n": 1}, {"text": "x"}, {"flag": True}])
 class VectorShardMachine(MaintenanceRules):
     """The shard and the dict."""
 
-    place: VectorPlace
+    place: VectorUnderTest
 
     @initialize(metric=st.sampled_from(["euclidean", "dot", "cosine"]))
     def begin(self, metric: Any) -> None:
-        self.place = VectorPlace(options=VectorOptions(dimensions=DIMENSIONS, metric=metric))
+        self.place = VectorUnderTest(options=VectorOptions(dimensions=DIMENSIONS, metric=metric))
         self.model = VectorModel(metric)
         self.snapshots: list[tuple[VectorState, VectorModel]] = []
 
@@ -66,13 +66,13 @@ class VectorShardMachine(MaintenanceRules):
     def upsert(self, rows: Any) -> None:
         self._write(upserts(rows))
 
-    @rule(rows=RECORDS, gone=st.lists(NAMES, max_size=3), again=RECORDS)
-    def write_much(self, rows: Any, gone: list[str], again: Any) -> None:
-        self._write(upserts(rows), deletes(*gone), upserts(again))
+    @rule(rows=RECORDS, deleted=st.lists(NAMES, max_size=3), again=RECORDS)
+    def write_much(self, rows: Any, deleted: list[str], again: Any) -> None:
+        self._write(upserts(rows), deletes(*deleted), upserts(again))
 
-    @rule(gone=st.lists(NAMES, min_size=1, max_size=3))
-    def delete(self, gone: list[str]) -> None:
-        self._write(deletes(*gone))
+    @rule(deleted=st.lists(NAMES, min_size=1, max_size=3))
+    def delete(self, deleted: list[str]) -> None:
+        self._write(deletes(*deleted))
 
     @rule()
     def index_step(self) -> None:
@@ -102,14 +102,14 @@ class VectorShardMachine(MaintenanceRules):
     @rule(query=VECTORS, k=st.integers(1, 8), where=WHERE, exact=st.booleans())
     def search(self, query: Any, k: int, where: Any, exact: bool) -> None:
         for state, model in [*self.snapshots, (self.place.machine.snapshot(), self.model)]:
-            found = nearest(state, list(query), k, where=where, exact=exact)
-            wanted = model.distances(list(query), where)
+            hits = nearest(state, list(query), k, where=where, exact=exact)
+            expected = model.distances(list(query), where)
             if exact:
-                check_nearest(found, wanted, k)
+                check_nearest(hits, expected, k)
             else:  # by the index, which may miss some: what it finds must be there, once, with its distance
-                assert len({name for name, _ in found}) == len(found) <= len(wanted)
-                distances = [wanted[name] for name, _ in found]
-                np.testing.assert_allclose([d for _, d in found], distances, rtol=1e-4, atol=1e-3)
+                assert len({name for name, _ in hits}) == len(hits) <= len(expected)
+                distances = [expected[name] for name, _ in hits]
+                np.testing.assert_allclose([d for _, d in hits], distances, rtol=1e-4, atol=1e-3)
             if model is self.model:
                 state.close()
 
@@ -117,18 +117,18 @@ class VectorShardMachine(MaintenanceRules):
     def search_live(self, query: Any, k: int) -> None:
         machine = self.place.machine
         distances, ids = machine.live.load().search(np.array([query], np.float32), k, exact=True)
-        found = [
+        hits = [
             (machine.live.cache.record(number, machine.tree.view.get), distance)
             for number, distance in zip(ids[0].tolist(), distances[0].tolist(), strict=True)
             if number >= 0
         ]
-        named = [(record[0], distance) for record, distance in found if record is not None]
+        named = [(record[0], distance) for record, distance in hits if record is not None]
         check_nearest(named, self.model.distances(list(query)), k)
 
-    @rule(query=VECTORS, rows=RECORDS, gone=st.lists(NAMES, max_size=2), where=WHERE)
-    def overlay(self, query: Any, rows: Any, gone: list[str], where: Any) -> None:
+    @rule(query=VECTORS, rows=RECORDS, deleted=st.lists(NAMES, max_size=2), where=WHERE)
+    def overlay(self, query: Any, rows: Any, deleted: list[str], where: Any) -> None:
         """Writes that are not applied yet, over a snapshot."""
-        parts = upserts(rows), deletes(*gone)
+        parts = upserts(rows), deletes(*deleted)
         state, model = self.place.machine.snapshot(), self.model.copy()
         for part in parts:
             model.add(part)
@@ -207,16 +207,16 @@ def test_a_snapshot_does_not_see_later_vectors() -> None:
     """Without a filter, which would hide them; with the seeded bug it does."""
 
     def later_vectors_are_hidden() -> None:
-        place = VectorPlace()
-        place.write(upserts({"a": ((1.0, 2.0, 3.0), {})}))
-        place.machine.live.load()
-        state = place.machine.snapshot()
-        place.write(upserts({"b": ((1.0, 2.0, 3.0), {})}))
+        shard = VectorUnderTest()
+        shard.write(upserts({"a": ((1.0, 2.0, 3.0), {})}))
+        shard.machine.live.load()
+        state = shard.machine.snapshot()
+        shard.write(upserts({"b": ((1.0, 2.0, 3.0), {})}))
         try:
             assert [name for name, _ in nearest(state, [1.0, 2.0, 3.0], 5)] == ["a"]
         finally:
             state.close()
-            place.close()
+            shard.close()
 
     later_vectors_are_hidden()
     with pytest.MonkeyPatch.context() as patch:

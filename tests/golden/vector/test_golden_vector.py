@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from pyroaring import BitMap64
-from vector_place import VectorPlace, deletes, upserts
+from vector_under_test import VectorUnderTest, deletes, upserts
 
 from penstock.vector.operators import decode_ids, encode_ids, vector_ids
 from penstock.vector.section import IndexChange, VectorSection, decode_section, encode_section
@@ -50,7 +50,7 @@ def test_sections_of_version_1() -> None:
 
 
 def test_rows_of_version_1() -> None:
-    shard = VectorPlace()
+    shard = VectorUnderTest()
     for section in sections():
         shard.write(*section.log)
     lines = [f"{key.hex()} {value.hex()}" for key, value in shard.tree.scan()]

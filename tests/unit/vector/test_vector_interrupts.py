@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupts import interrupted_at
-from vector_place import Records, VectorPlace, contents, deletes, nearest, upserts
+from vector_under_test import Records, VectorUnderTest, contents, deletes, nearest, upserts
 
 import penstock
 from penstock.host import threads
@@ -27,9 +27,9 @@ def parts_of_last() -> list[Part]:
     return [upserts(rows("a", "x", "y", at=9.0)), deletes("b", "nobody")]
 
 
-def prepared_shard() -> VectorPlace:
+def prepared_shard() -> VectorUnderTest:
     """A shard with an index, whose kernel is loaded."""
-    shard = VectorPlace()
+    shard = VectorUnderTest()
     shard.write(upserts(rows("a", "b", "c", "d", at=1.0)))
     for _ in range(3):
         shard.write(shard.step())

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from vector_place import OPTIONS, VectorPlace, upserts
+from vector_under_test import OPTIONS, VectorUnderTest, upserts
 
 from penstock.errors import Invalid
 from penstock.journal.partitions import shard_of
@@ -185,7 +185,7 @@ def test_a_search_whose_records_are_always_replaced_answers(store: Store) -> Non
 
 
 def test_a_draft_that_is_taken_in_again_while_a_kernel_is_loaded_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    shard = VectorPlace()
+    shard = VectorUnderTest()
     shard.write(upserts({"a": ((1.0, 2.0, 3.0), {})}))
     live, read = shard.machine.live, LoadedIndex._read
     live.load()
@@ -210,7 +210,7 @@ def test_a_draft_that_is_taken_in_again_while_a_kernel_is_loaded_counts_once(mon
 
 def test_a_step_of_an_index_that_was_dropped_since_changes_nothing() -> None:
     for steps in (1, 2):
-        shard = VectorPlace()
+        shard = VectorUnderTest()
         shard.write(upserts({str(n): ((1.0 + n, 2.0, 3.0), {}) for n in range(8)}))
         for _ in range(steps):
             shard.write(shard.step())
@@ -298,7 +298,7 @@ def test_internal_ids_may_be_large() -> None:
 
 def test_an_index_that_was_made_without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("faiss")
-    shard = VectorPlace()
+    shard = VectorUnderTest()
     shard.write(upserts({str(n): (tuple(RNG.normal(size=3).tolist()), {}) for n in range(400)}))
     shard.write(shard.step())
     while read_generations(shard.tree.view).assigned < 401:

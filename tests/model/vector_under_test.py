@@ -36,14 +36,14 @@ Records = dict[str, tuple[tuple[float, ...], dict[str, Any]]]  # vector and attr
 def upserts(rows: Records) -> Upserts:
     """A part of a section, as a writer makes it."""
     return Upserts(
-        [some.encode() for some in rows],
+        [external.encode() for external in rows],
         np.array([vector for vector, _ in rows.values()], np.float32).reshape(len(rows), -1),
         [encode_attributes(attributes) for _, attributes in rows.values()],
     )
 
 
 def deletes(*ids: str) -> Deletes:
-    return Deletes([some.encode() for some in ids])
+    return Deletes([external.encode() for external in ids])
 
 
 def no_stop() -> None:
@@ -67,17 +67,17 @@ class VectorModel:
 
     def distances(self, query: list[float], where: dict[str, Any] | None = None) -> dict[str, float]:
         """The distance of each vector that passes."""
-        found: dict[str, float] = {}
+        distances: dict[str, float] = {}
         for name, (vector, attributes) in self.records.items():
             if where is None or all(attributes.get(key) == value for key, value in where.items()):
                 a, b = np.array(vector, np.float64), np.array(query, np.float64)
                 if self.metric == "euclidean":
-                    found[name] = float(np.linalg.norm(a - b))
+                    distances[name] = float(np.linalg.norm(a - b))
                 elif self.metric == "dot":
-                    found[name] = -float(a @ b)
+                    distances[name] = -float(a @ b)
                 else:
-                    found[name] = 1 - float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
-        return found
+                    distances[name] = 1 - float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
+        return distances
 
     def copy(self) -> VectorModel:
         other = VectorModel(self.metric)
@@ -87,12 +87,12 @@ class VectorModel:
 
 def contents(state: VectorState) -> Records:
     """What a shard holds, as the model has it; raises if an id comes twice."""
-    found: Records = {}
+    records: Records = {}
     for batch in state.scan_arrow(b"", None):
         for row in batch.to_pylist():
-            assert row["id"] not in found, "an id comes twice"
-            found[row["id"]] = tuple(row["vector"]), decode_attributes((row["attributes"] or "").encode())
-    return found
+            assert row["id"] not in records, "an id comes twice"
+            records[row["id"]] = tuple(row["vector"]), decode_attributes((row["attributes"] or "").encode())
+    return records
 
 
 def nearest(
@@ -106,16 +106,16 @@ def nearest(
     return list(zip(names, [distance for _, distance in hits], strict=True))
 
 
-def check_nearest(found: list[tuple[str, float]], wanted: dict[str, float], k: int) -> None:
+def check_nearest(hits: list[tuple[str, float]], expected: dict[str, float], k: int) -> None:
     """Raise if these are not the nearest: equal distances may come in any order."""
-    best = sorted(wanted.values())[:k]
-    assert len({name for name, _ in found}) == len(found) == len(best), (found, wanted)
-    np.testing.assert_allclose([distance for _, distance in found], best, rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose([distance for _, distance in found], [wanted[n] for n, _ in found], rtol=1e-4, atol=1e-3)
+    best = sorted(expected.values())[:k]
+    assert len({name for name, _ in hits}) == len(hits) == len(best), (hits, expected)
+    np.testing.assert_allclose([distance for _, distance in hits], best, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose([distance for _, distance in hits], [expected[n] for n, _ in hits], rtol=1e-4, atol=1e-3)
 
 
-class VectorPlace(TreePlace):
-    """Where a vector shard lives."""
+class VectorUnderTest(TreePlace):
+    """A vector shard with what it needs to run, reopen and replay its records."""
 
     def __init__(
         self, disk: SimulatedDisk | None = None, *, options: VectorOptions = OPTIONS, grace_s: float = 60.0
