@@ -76,7 +76,7 @@ class Deadlines:
             del self._next[HELD:]
 
     def forget(self) -> None:
-        """Forget the deadlines in memory: they are read from the tree again, which got others."""
+        """Forget the deadlines in memory: the tree got others, and is read again when they are needed."""
         self._upto_us = -1
 
     def obsolete(self, met: int, met_us: int) -> tuple[bytes, bytes] | None:

@@ -136,7 +136,7 @@ def _removals(before: View, keys: Iterable[bytes], preimages: bool) -> Iterator[
 
 
 def _removed_by(loaded: View, before: View, expired: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield each key that files delete, alone or in a range, or that has expired, unless they also have its value."""
+    """Yield each key that files delete, alone or in a range, or that has expired, unless they have a value for it."""
     files = list(loaded.version.files())
     ranges = RangeDeletes.of((start, end, 1) for file in files for start, end, _ in file.table().range_deletes)
     alone = dict.fromkeys(chain(chain.from_iterable(map(_deleted_in, files)), expired))

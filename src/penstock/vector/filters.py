@@ -172,7 +172,7 @@ def _membership(name: str, values: Any, kinds: list[pa.DataType]) -> list[_Test]
             scalars.setdefault(kind, []).append(scalar.as_py())
     for kind, members in scalars.items():
         if pa.types.is_floating(kind) and 0.0 in members:
-            members += [0.0, -0.0]  # Arrow looks sets up by bits: to it these two differ
+            members += [0.0, -0.0]  # Arrow looks values up by their bits, which differ for these two
         tests.append(_Test(name, partial(pc.is_in, value_set=pa.array(members, kind)), value_class(kind)))
     return tests or [_Test(name, None)]
 

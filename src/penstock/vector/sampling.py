@@ -15,7 +15,7 @@ from penstock.vector.training import choose_probes, recalls
 
 SAMPLE_MAX = 128  # queries in the sample
 SAMPLE_EVERY = 16  # when the sample is full, one query in SAMPLE_EVERY replaces another
-ADAPT_FIRST = 1_000  # searches before recall is measured first
+ADAPT_FIRST = 1_000  # searches before the first measurement of recall
 ADAPT_SHARE = 0.1  # of the vectors: it is measured again when more than this share changed
 RECALL_QUERIES = 64  # on which recall is measured
 

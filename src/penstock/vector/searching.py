@@ -79,7 +79,7 @@ _decoder = msgspec.msgpack.Decoder(SearchQuery)
 
 
 def check_k(k: Any) -> int:
-    """Return `k`, the number of vectors to find; `Invalid` if it is not one."""
+    """Return `k`, the number of vectors to find; `Invalid` if it is not a whole number from 1 to K_MAX."""
     return whole(k, "k", 1, K_MAX)
 
 
