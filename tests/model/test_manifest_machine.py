@@ -20,6 +20,7 @@ from penstock.manifest.manifest import Manifest
 from penstock.manifest.operations import (
     BumpGeneration,
     DeleteChunk,
+    DeleteDb,
     DeletePendingIndex,
     DeleteWalState,
     ManifestOp,
@@ -60,6 +61,7 @@ class Model:
     """The manifest in dicts, its rules written down a second time."""
 
     names: dict[int, str] = field(default_factory=dict)  # live tables
+    dropped: set[int] = field(default_factory=set)
     progress: dict[tuple[int, int], int] = field(default_factory=dict)
     files: dict[tuple[int, int], str] = field(default_factory=dict)
     jobs: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -87,10 +89,18 @@ class Model:
 
     def PutDb(self, op: PutDb) -> None:
         self.names.pop(op.db_id, None)
-        if not isinstance(op.value.status, Tombstoned):
-            if op.value.name in self.names.values():
-                raise Refused
-            self.names[op.db_id] = op.value.name
+        if isinstance(op.value.status, Tombstoned):
+            self.dropped.add(op.db_id)
+            return
+        if op.db_id in self.dropped or op.value.name in self.names.values():
+            raise Refused
+        self.names[op.db_id] = op.value.name
+
+    def DeleteDb(self, op: DeleteDb) -> None:
+        used = any(table == op.db_id for table, _ in (*self.files, *self.progress))
+        if op.db_id in self.names or (op.db_id in self.dropped and used):
+            raise Refused
+        self.dropped.discard(op.db_id)
 
     def PutWalState(self, op: PutWalState) -> None:
         self.progress[op.key] = max(self.progress.get(op.key, 0), op.value.stored_lsn)
@@ -167,6 +177,7 @@ def stored(view: ReadView) -> Model:
     states = dict(tables.WAL_STATE.scan(view))
     return Model(
         names={i: r.name for i, r in tables.DB.scan(view) if not isinstance(r.status, Tombstoned)},
+        dropped={i for i, r in tables.DB.scan(view) if isinstance(r.status, Tombstoned)},
         progress={(key.db_id, key.shard): state.stored_lsn for key, state in states.items()},
         files={(key.db_id, key.chunk_id): record.file_name for key, record in tables.CHUNKS.scan(view)},
         jobs={
@@ -228,6 +239,7 @@ enqueues: st.SearchStrategy[list[ManifestOp]] = st.builds(
 )
 operations: st.SearchStrategy[list[ManifestOp]] = st.one_of(
     st.builds(lambda i, d: [PutDb(i, d)], small, st.builds(descriptor, st.sampled_from(["a", "b"]), st.booleans())),
+    st.builds(lambda i: [DeleteDb(i)], small),
     chunk_changes,
     progress_changes,
     enqueues,
