@@ -71,14 +71,14 @@ class Sealing:
 PLAIN = Sealing()
 
 
-def check_key(path: str, found: int, expected: int | None) -> None:
+def check_key(path: str, key: int, expected: int | None) -> None:
     """Raise `CorruptionError` if a chunk names another key than expected (0: it is plain); None expects nothing."""
-    if expected is None or found == expected:
+    if expected is None or key == expected:
         return
-    if not found:
+    if not key:
         raise CorruptionError(path, 0, "it is not encrypted, and its table is")
     table = f"has key {expected}" if expected else "is not encrypted"
-    raise CorruptionError(path, 0, f"it is encrypted with key {found}, and its table {table}")
+    raise CorruptionError(path, 0, f"it is encrypted with key {key}, and its table {table}")
 
 
 class Chunk(Protocol):

@@ -28,7 +28,7 @@ def open_chunk(
     """Open a chunk of either kind; without `keys`, those that were lent to this process (`table_keys`) are used.
 
     `key`: the number of the key that it must be encrypted with, 0 if it must be plain, None if that is not known. A
-    plain file says nothing of where it comes from: who knows its table must not take one for an encrypted chunk.
+    plain file does not say where it comes from: a caller that knows its table must not take it for an encrypted chunk.
     `resident`: keep what is decoded in memory while it is open, if there is room (`framed.decoded_memory`).
     """
     file = fs.open(path)
@@ -46,7 +46,7 @@ def open_chunk(
 
 
 def check_blocks(fs: FileSystem, path: str, key: int | None = None) -> int:
-    """Check a chunk as far as that needs no key: its framing and the checksum of every block; return its key's number.
+    """Check what needs no key in a chunk: its framing and the checksum of every block; return its key's number.
 
     A plain chunk has no blocks: the file's own format has checksums. `key`: as in `open_chunk`.
     """
@@ -65,7 +65,7 @@ def check_blocks(fs: FileSystem, path: str, key: int | None = None) -> int:
 
 
 def key_of(fs: FileSystem, path: str) -> int:
-    """Return the number of the key that a chunk names, 0 if it is plain; `CorruptionError` if that cannot be told."""
+    """Return the number of the key that a chunk names, 0 if it is plain; `CorruptionError` if its header is damaged."""
     file = fs.open(path)
     try:
         return StoredBlocks(file, file.size()).header.key if file.pread(len(MAGIC), 0) == MAGIC else 0

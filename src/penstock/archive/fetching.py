@@ -1,7 +1,7 @@
 """Reads archived sstables in a process that is not the store's owner, such as a task of Spark.
 
 The plan gives the URL of the archive and the key of the object; the credentials are those of this process'
-environment. What was fetched is kept in a folder of this process, up to a limit, until it ends.
+environment. Fetched files stay in a folder of this process, up to a limit on their size, until it ends.
 
 Thread: any.
 """

@@ -1,13 +1,13 @@
 """Files that were fetched from the archive to be read: a folder of limited size.
 
 The least recently used file is removed first. A file that is mapped stays readable after that, and occupies its space
-until the mapping ends: `on_removed` is the place to end it.
+until the mapping ends: `on_removed` should end it.
 
 Thread: any; a file is fetched once, by the first thread that asks for it. `_changed` is not held during a transfer.
 Invariants: (1) a file in the folder was whole and synced when it got its name, and one that an earlier process left is
-compared with its key before it is used. (2) the files have at most `bytes_max` bytes together, except
-that one file may be larger, and those that are being fetched. (3) no file is fetched while it is being removed: what
-was just fetched would go.
+compared with its key before it is used. (2) the files have at most `bytes_max` bytes together, not counting those that
+are being fetched; a single file may be larger. (3) no file is fetched while it is being removed: the removal would
+delete the new one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FileCache:
     def path_of(self, key: str, fetch: Callable[[str], None], timeout_s: float = WAIT_S) -> str:
         """Return the path of a fetched file; `fetch` writes it to a path if it is not there yet.
 
-        Another thread may make room before the caller opens it: then the caller asks again.
+        Another thread may remove it to make room before the caller opens it: then the caller must call again.
         """
         path, size = self._path(key), _named(key).size
         with self._changed:
@@ -89,10 +89,10 @@ class FileCache:
     def discard(self, key: str) -> None:
         """Remove a file, if it is there: it is not needed, or damaged."""
         with self._changed:
-            known = self._loaded().pop(key, None)
-            if known is not None:
+            size = self._loaded().pop(key, None)
+            if size is not None:
                 self._busy.add(key)
-        if known is not None:
+        if size is not None:
             self._remove([key])
 
     def _path(self, key: str) -> str:

@@ -64,7 +64,7 @@ class FolderObjects:
     def _sweep(self, folder: str) -> None:
         """Remove what puts and deletes that ended early left in a folder: temporary files and empty folders.
 
-        No collection would: they are no objects, and their keys may never be put again. Requires: the lock.
+        Garbage collection does not: they are not objects, and their keys may never be put again. Requires: the lock.
         """
         try:
             names = self._fs.listdir(folder)

@@ -11,7 +11,7 @@ The key with the highest version wraps new keys (of a function: the one that it 
 they are needed, so that a key file may be changed while the store is open.
 
 Thread: any.
-Invariant: no message, representation or log line holds a key.
+Invariant: no message, representation or log line contains a key.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class _CalledKeys:
         return self._call(None)[0]
 
     def key(self, version: int) -> bytes:
-        found, key = self._call(version)
-        if found != version:
-            raise KeyMissing(f"the function given as keys= returned master key {found}, not {version}")
+        key_version, key = self._call(version)
+        if key_version != version:
+            raise KeyMissing(f"the function given as keys= returned master key {key_version}, not {version}")
         return key
 
     def _call(self, version: int | None) -> tuple[int, bytes]:
@@ -97,8 +97,10 @@ class _CalledKeys:
         except KeyMissing:
             raise
         except Exception as error:
-            wanted = "the newest master key" if version is None else f"master key {version}"
-            raise KeyMissing(f"the function given as keys= did not return {wanted} ({type(error).__name__})") from error
+            requested = "the newest master key" if version is None else f"master key {version}"
+            raise KeyMissing(
+                f"the function given as keys= did not return {requested} ({type(error).__name__})"
+            ) from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise Invalid("the function given as keys= must return (version, key): a number and 32 bytes")
         return _checked_version(result[0]), _checked_key(result[1], result[0])

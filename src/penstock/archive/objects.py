@@ -84,7 +84,7 @@ def file_key(store: str, file_name: str, checksum: int, size: int) -> str:
 
 
 def parse_file_key(key: str) -> FileKey:
-    """Return what the key of a file says, or that of its index; `Invalid` if it is the key of neither."""
+    """Parse the key of a file or of its index; `Invalid` if it is neither."""
     match = _FILE_KEY.fullmatch(key.removesuffix(INDEX))
     if match is None:
         raise Invalid(f"{key!r} is not the key of an archived file")

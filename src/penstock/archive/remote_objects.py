@@ -84,8 +84,8 @@ class RemoteObjects:
                 yield StoredObject(each["path"], each["size"])
 
     def folders(self) -> list[str]:
-        found = self._call("", lambda: self._obstore.list_with_delimiter(self._store))
-        return [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+        listing = self._call("", lambda: self._obstore.list_with_delimiter(self._store))
+        return [name.rstrip("/").rpartition("/")[2] for name in listing["common_prefixes"]]
 
     def delete(self, key: str) -> None:
         try:

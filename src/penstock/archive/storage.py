@@ -43,7 +43,7 @@ class FileStorage:
         self._codecs = codecs  # by level of the tree, the last one for all deeper; none: not compressed
         self._random = random
         self.keys = keys  # None: not encrypted
-        self.sealer = sealer  # of what is in no file of its own; None: not encrypted
+        self.sealer = sealer  # of bytes that have no file of their own; None: not encrypted
 
     @property
     def key(self) -> int:

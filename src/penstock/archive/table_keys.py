@@ -2,12 +2,12 @@
 
 A chunk's header holds a key number, `table << 16 | generation`, so that a file says itself which table's key unwraps
 its data key. Files are opened deep inside trees, merges, checks and tasks of Spark; rather than pass keys through all
-of them, a process that may read a store's files says so once: `lend` lists a source of table keys under the identity
-that the store's files carry. The owner lends what it unwraps with the master keys, a task of Spark what it asks the
-owner for.
+of them, a process that may read a store's files registers a source of table keys once (`lend`), under the identity that
+the store's files carry. The owner lends keys that it unwraps with the master keys, a task of Spark those that it gets
+from the owner.
 
 Thread: any; `_lock` guards the list.
-Invariant: master keys never leave the owner; what is lent are keys of single tables.
+Invariant: master keys never leave the owner; only keys of single tables are lent.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ GENERATION = 1  # of a table's key; others are not made yet
 TableKeySource = Callable[[int], bytes]  # returns the key of a table; `KeyMissing` if it has none
 
 _lock = threads.lock("archive.table_keys")
-# Guarded by _lock; by the identity in the files of a store. Methods are referred to weakly: a connection that nobody
-# closed is not kept by what it lent.
+# Guarded by _lock; by the identity in the files of a store. Methods are weak references: lending must not keep a
+# connection alive that nobody closed.
 _lent: dict[bytes, list[Callable[[], TableKeySource | None]]] = {}
 
 
@@ -73,7 +73,7 @@ def lend(identity: bytes, source: TableKeySource) -> None:
 
 
 def take_back(identity: bytes, source: TableKeySource) -> None:
-    """End what `lend` began."""
+    """Undo `lend`."""
     with _lock:
         left = [each for each in _lent.get(identity, ()) if each() not in (None, source)]
         if left:

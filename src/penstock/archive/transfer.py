@@ -21,7 +21,7 @@ Stop = Callable[[], bool]
 
 
 def crc32c_extend(checksum: int, data: bytes) -> int:
-    """Return the CRC32C of more bytes."""
+    """Extend a CRC32C by more bytes."""
     import google_crc32c  # here: readers on other machines may lack it, and do not upload
 
     return int(google_crc32c.extend(checksum, data))
@@ -84,13 +84,13 @@ def verify_object(objects: ObjectStore, key: str, stop: Stop = never) -> None:
 
 def check_object(objects: ObjectStore, key: str, size: int, checksum: int, stop: Stop = never) -> None:
     """Read an object; `CorruptionError` if it is missing, or has another size or checksum."""
-    at = found = 0
+    at = crc = 0
     while at < size:
         _check(stop)
         data = _read(objects, key, at, min(at + PART_BYTES, size))
-        found = crc32c_extend(found, data)
+        crc = crc32c_extend(crc, data)
         at += len(data)
-    _compare(objects, key, size, found == checksum)
+    _compare(objects, key, size, crc == checksum)
 
 
 def fetch(fs: FileSystem, objects: ObjectStore, key: str, target: str, stop: Stop = never) -> None:
@@ -114,14 +114,14 @@ def fetch_as(  # noqa: PLR0917 - what is fetched, then how it is checked
     make_dirs(fs, parent(target))
     out = TemporaryFile(fs, target)
     try:
-        at = found = 0
+        at = crc = 0
         while at < size:
             _check(stop)
             data = _read(objects, key, at, min(at + PART_BYTES, size))
-            found = crc32c_extend(found, data) if checksum is not None else 0
+            crc = crc32c_extend(crc, data) if checksum is not None else 0
             out.file.pwrite(data, at)
             at += len(data)
-        _compare(objects, key, size, checksum is None or found == checksum)
+        _compare(objects, key, size, checksum is None or crc == checksum)
         out.publish()
     except BaseException:
         out.abort()
@@ -139,11 +139,11 @@ def _read(objects: ObjectStore, key: str, start: int, end: int) -> bytes:
 
 
 def _compare(objects: ObjectStore, key: str, size: int, same: bool) -> None:
-    found = objects.size(key)
-    if found is None:
+    length = objects.size(key)
+    if length is None:
         raise CorruptionError(where(objects, key), 0, "this object is missing")
-    if found != size:
-        raise CorruptionError(where(objects, key), min(found, size), f"this object has {found} bytes, not {size}")
+    if length != size:
+        raise CorruptionError(where(objects, key), min(length, size), f"this object has {length} bytes, not {size}")
     if not same:
         raise CorruptionError(
             where(objects, key), 0, "this object does not have the checksum that it was uploaded with"

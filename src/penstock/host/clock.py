@@ -37,7 +37,7 @@ class SystemClock:
     def time_us(self) -> int:
         return time.time_ns() // 1_000
 
-    monotonic_s = staticmethod(time.monotonic)  # as it is: it is asked for with every flush
+    monotonic_s = staticmethod(time.monotonic)  # without a method around it: every flush calls it
 
     def boot_us(self) -> int:
         return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000

@@ -75,15 +75,15 @@ def translate_open_errors(path: str) -> Iterator[None]:
 
 
 def _wrong_type(error: OSError) -> Invalid:
-    where, wanted = error.filename or "a file", "folder"
+    where, kind = error.filename or "a file", "folder"
     if isinstance(error, IsADirectoryError):
-        wanted = "file"
-    elif isinstance(error, NotADirectoryError):  # it says what was wanted there; what stands in its way is above
+        kind = "file"
+    elif isinstance(error, NotADirectoryError):  # it names the path that was requested: the file in its way is above
         above = where
         while above != os.path.dirname(above) and not os.path.isfile(above):
             above = os.path.dirname(above)
         where = above if os.path.isfile(above) else where
-    return Invalid(f"{where} is not a {wanted}, but the store needs one there: move it elsewhere, or give another path")
+    return Invalid(f"{where} is not a {kind}, but the store needs one there: move it elsewhere, or give another path")
 
 
 def unreadable(error: OSError, path: str) -> CorruptionError:

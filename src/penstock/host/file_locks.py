@@ -49,7 +49,8 @@ class OsReadLock:
 def _take(path: str, fd: int, kind: int) -> None:
     """Lock a file; `StoreLocked` if others have it.
 
-    One that is shared is tried again: its owner may have ended between two looks, and others share it while they look.
+    A lock that seems shared is tried again: its owner may have ended between two attempts, and other processes share
+    it for a moment when they find it locked.
     """
     for left in reversed(range(LOOKS)):
         try:
@@ -65,7 +66,7 @@ def _take(path: str, fd: int, kind: int) -> None:
 def _refusal(path: str, fd: int) -> StoreLocked:
     """Return the error for a file that is locked already."""
     status = os.fstat(fd)
-    if any(lock.is_of(status) for lock in list(_held)):
+    if any(lock.is_of(status) for lock in list(_locks)):
         error = StoreLocked(f"{path} is locked by this process: use what is open, or close it first")
         error.here = True
         return error
@@ -115,12 +116,12 @@ class OsLock:
             self._close()
             raise
         self._status = os.fstat(self._fd)
-        _held.add(self)
+        _locks.add(self)
 
     def is_of(self, status: os.stat_result) -> bool:
         """Whether this locks the file with this status."""
-        held = self._status
-        return self._fd >= 0 and (held.st_ino, held.st_dev) == (status.st_ino, status.st_dev)
+        own = self._status
+        return self._fd >= 0 and (own.st_ino, own.st_dev) == (status.st_ino, status.st_dev)
 
     def check(self) -> None:
         try:
@@ -151,4 +152,4 @@ class OsLock:
         self.release()  # for a caller that was interrupted before it could release it
 
 
-_held: weakref.WeakSet[OsLock] = weakref.WeakSet()  # by this process
+_locks: weakref.WeakSet[OsLock] = weakref.WeakSet()  # by this process

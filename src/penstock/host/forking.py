@@ -100,10 +100,10 @@ def address_of(descriptor: int) -> Any:
 
 def close_on_exec(path: str) -> None:
     """Set close-on-exec on the descriptors of a file that a library opened without it. Thread: any."""
-    wanted = os.stat(path)
+    status = os.stat(path)
     for descriptor in _descriptors():
         with suppress(OSError):
-            if os.path.samestat(os.fstat(descriptor), wanted):
+            if os.path.samestat(os.fstat(descriptor), status):
                 os.set_inheritable(descriptor, False)
 
 

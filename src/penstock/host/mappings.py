@@ -71,7 +71,7 @@ class Mappings:
     def __init__(self, limit: Callable[[], int] = holders_max) -> None:
         self._limit = limit
         self._numbers = itertools.count()
-        self._gone: deque[int] = deque()  # of holders that were freed
+        self._dead: deque[int] = deque()  # of holders that were freed
         self._start()
         threads.after_fork(self, Mappings._start)
 
@@ -81,8 +81,8 @@ class Mappings:
 
     def register(self, holder: MappingHolder) -> None:
         """Record that `holder` has mappings now; the oldest holders drop theirs if there are too many."""
-        number, gone = next(self._numbers), self._gone
-        reference = weakref.ref(holder, lambda _: gone.append(number))  # no lock: objects are freed at any line
+        number, dead = next(self._numbers), self._dead
+        reference = weakref.ref(holder, lambda _: dead.append(number))  # no lock: objects are freed at any line
         with self._lock:
             self._holders[number] = reference
             over = max(0, self._purge() - self._limit())
@@ -95,8 +95,8 @@ class Mappings:
         return self._release_oldest(count) > 0
 
     def _purge(self) -> int:
-        while self._gone:
-            self._holders.pop(self._gone.popleft(), None)
+        while self._dead:
+            self._holders.pop(self._dead.popleft(), None)
         return len(self._holders)
 
     def _release_oldest(self, count: int) -> int:

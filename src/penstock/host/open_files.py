@@ -296,7 +296,7 @@ class BoundedFile:
         reference = [path]  # not `self`: the account must not keep its file alive
         self._reference = reference
         self._state = files.add(take, lambda: fs.open(reference[0], write=write))
-        self._held: File | None = None  # has a descriptor until `close`
+        self._raw: File | None = None  # has a descriptor until `close`
 
     @property
     def path(self) -> str:
@@ -314,8 +314,8 @@ class BoundedFile:
             self._files.release(self._state)
 
     def hold(self) -> None:
-        if self._held is None:
-            self._held = self._acquire()
+        if self._raw is None:
+            self._raw = self._acquire()
 
     def _acquire(self) -> File:
         raw = self._files.acquire(self._state, self._path, for_sync=False)
@@ -370,7 +370,7 @@ class BoundedFile:
         self._sync(lambda raw: raw.fdatasync())
 
     def write_synced(self, pieces: Sequence[Buffer], offset: int) -> None:
-        state, raw = self._state, self._held
+        state, raw = self._state, self._raw
         acquired = raw is None or state.failure is not None
         if acquired:
             raw = self._acquire()
@@ -396,8 +396,8 @@ class BoundedFile:
             self._files.release(state)
 
     def close(self) -> None:
-        if self._held is not None:
-            self._held = None
+        if self._raw is not None:
+            self._raw = None
             self._files.release(self._state)
         self._files.close(self._state)
 

@@ -221,12 +221,12 @@ class OverlayFileSystem:
         self._opened: WeakValueDictionary[str, _Content] = WeakValueDictionary()  # unchanged files
         self._changed: dict[str, _Content] = {}
         self._folders: set[str] = set()  # made here
-        self._gone: set[str] = set()  # names below that were removed here
+        self._whiteouts: set[str] = set()  # names below that were removed here
         self.locked: set[int] = set()  # numbers of contents
 
     def create(self, path: str) -> File:
         with self.changing:
-            self._check_place(path)
+            self._check_path(path)
             if self.exists(path):
                 raise FileExistsError(errno.EEXIST, "exists", path)
             self._changed[path] = content = _Content(next(self._numbers), None)
@@ -249,15 +249,15 @@ class OverlayFileSystem:
                     raise FileNotFoundError(errno.ENOENT, "no such file", path)
                 below = self._below.open(path)
             except FileNotFoundError:
-                self._check_place(path)  # a name that cannot be is another error
+                self._check_path(path)  # an impossible name is another error
                 raise
             self._opened[path] = content = _Content(next(self._numbers), below)
         return content
 
     def rename(self, source: str, target: str) -> None:
         with self.changing:
-            self._check_place(source)
-            self._check_place(target)
+            self._check_path(source)
+            self._check_path(target)
             if self._is_folder(source):
                 if self.exists(target):
                     self._check_empty(target)
@@ -276,7 +276,7 @@ class OverlayFileSystem:
 
     def unlink(self, path: str) -> None:
         with self.changing:
-            self._check_place(path)
+            self._check_path(path)
             if self._is_folder(path):
                 raise IsADirectoryError(errno.EISDIR, "is a folder", path)
             if not self.exists(path):
@@ -286,13 +286,13 @@ class OverlayFileSystem:
     def _forget(self, path: str) -> None:
         self._changed.pop(path, None)
         self._opened.pop(path, None)
-        self._gone.add(path)
+        self._whiteouts.add(path)
 
     def listdir(self, path: str) -> list[str]:
         with self.changing:
             self._check_folder(path, path)
             names = set() if self._is_gone(path) or not self._below.exists(path) else set(self._below.listdir(path))
-            names = {name for name in names if f"{path}/{name}" not in self._gone}
+            names = {name for name in names if f"{path}/{name}" not in self._whiteouts}
             prefix = f"{path.rstrip('/')}/"
             own = (*self._changed, *self._folders)
             names.update(
@@ -308,7 +308,7 @@ class OverlayFileSystem:
 
     def _is_gone(self, path: str) -> bool:
         """Whether a name below, or a folder above it, was removed here."""
-        while path not in self._gone:
+        while path not in self._whiteouts:
             above = parent(path)
             if above in (path, "."):
                 return False
@@ -326,7 +326,7 @@ class OverlayFileSystem:
             return False
         return True
 
-    def _check_place(self, path: str) -> None:
+    def _check_path(self, path: str) -> None:
         """Raise unless a file or folder of this name could be here."""
         self._check_folder(parent(path), path)
         if len(os.fsencode(os.path.basename(path))) > NAME_BYTES_MAX:
@@ -353,14 +353,14 @@ class OverlayFileSystem:
                 if not self._is_folder(path):
                     raise FileExistsError(errno.EEXIST, "exists and is not a folder", path)
                 return
-            self._check_place(path)
+            self._check_path(path)
             self._folders.add(path)
 
     def rmdir(self, path: str) -> None:
         with self.changing:
             self._check_empty(path)
             self._folders.discard(path)
-            self._gone.add(path)
+            self._whiteouts.add(path)
 
     def fsync_dir(self, path: str) -> None:
         self.folder(path).close()
@@ -380,7 +380,7 @@ class OverlayFileSystem:
 
     def lock(self, path: str) -> Lock:
         with self.changing:
-            self._check_place(path)
+            self._check_path(path)
             if not self.exists(path):
                 self.create(path).close()
             content = self._content(path)

@@ -1,4 +1,4 @@
-"""New files and folders outside a store, such as keys: never over existing ones, and private where it is said.
+"""New files and folders outside a store, such as keys: never over existing ones, and private on request.
 
 Thread: any.
 Invariant: a private file is never readable by others, not even while it is written.
@@ -41,7 +41,7 @@ def write_new_files(folder: str, files: Iterable[tuple[str, bytes, bool]]) -> No
 
 
 def others_can_read(path: str) -> bool:
-    """Whether a file exists that other users than its own may read."""
+    """Whether a file exists that users other than its owner may read."""
     try:
         return bool(os.stat(path).st_mode & 0o077)
     except (OSError, ValueError):

@@ -124,12 +124,12 @@ class SteadyClock:
             at_us, wall_us = self._boot_us(), self._clock.time_us()
             late_us = at_us - since_us - TICK_US
             if late_us >= 0:
-                wanted_us = clamp_wall_time(wall_us)
+                target_us = clamp_wall_time(wall_us)
                 time_us = base_us + TICK_US + extra_us + late_us
                 if time_us < EARLIEST_US <= wall_us:
-                    time_us = wanted_us  # it was never set: ages counted so far were guesses
-                time_us += _clamp(wanted_us - time_us, late_us // SLEW)
-                self._line = (at_us, time_us, _clamp(wanted_us - time_us, TICK_US // SLEW))
+                    time_us = target_us  # it was never set: ages counted so far were guesses
+                time_us += _clamp(target_us - time_us, late_us // SLEW)
+                self._line = (at_us, time_us, _clamp(target_us - time_us, TICK_US // SLEW))
                 self.wall_ahead_us = wall_us - time_us
         return self.time_us()
 

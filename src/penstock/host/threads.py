@@ -111,7 +111,7 @@ class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stub
             finally:
                 self._acquire_restore(state)  # type: ignore[attr-defined]
         finally:
-            if sleeper in self._sleepers:  # nobody woke it, or who did was interrupted
+            if sleeper in self._sleepers:  # nobody woke it, or its waker was interrupted
                 with suppress(ValueError):
                     self._sleepers.remove(sleeper)
         return woken
@@ -130,7 +130,7 @@ class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stub
         """Wake up to `n` waiters. Requires: locked."""
         for _ in range(min(n, len(self._sleepers))):
             with suppress(RuntimeError):  # it was woken by a call that was interrupted, and has not run yet
-                self._sleepers[0].release()  # first: an interrupt between the two must not lose who sleeps
+                self._sleepers[0].release()  # first: an interrupt between the two must not lose a sleeper
             self._sleepers.popleft()
 
     def notify_all(self) -> None:
@@ -161,7 +161,7 @@ def raise_interrupt(error: BaseException) -> None:
     """Raise an error again if a signal handler raised it: it is an interrupt like Ctrl-C, whatever its class.
 
     Programs limit the time of a call by an alarm whose handler raises `TimeoutError`, or an exception of their own.
-    Whoever takes an exception for a failure of the store calls this first.
+    Code that treats an exception as a failure of the store calls this first.
     """
     if not in_main_thread():
         return
@@ -234,7 +234,7 @@ class _Call:
         self._permit.acquire()
         self.ended = threading.Lock()
         self.ended.acquire()
-        self.outcome: list[tuple[bool, Any]] = []  # whether it returned, and what; or what it raised
+        self.outcome: list[tuple[bool, Any]] = []  # (True, its result) or (False, its error)
 
     def begin(self) -> None:
         """Start the thread. After an interrupt here, `allowed` says whether the function runs nevertheless."""
@@ -275,8 +275,8 @@ class _Helper:
     """A thread that makes calls for the main thread, one at a time."""
 
     def __init__(self) -> None:
-        self._given = threading.Lock()
-        self._given.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
         self._call: _HelpedCall | None = None
         self.is_running = False  # it waits for a call, or makes one
 
@@ -286,23 +286,23 @@ class _Helper:
         try:
             self._thread.start()
         except BaseException as error:
-            self._given.release()  # if the thread was started after all, it ends at once
+            self._wakeup.release()  # if the thread was started after all, it ends at once
             raise _start_error(error) from None
         self.is_running = True
 
     def give(self, call: _HelpedCall) -> None:
         self._call = call
         call.is_given = True  # an interrupt comes before these two lines, or after the third
-        self._given.release()
+        self._wakeup.release()
 
     def end(self) -> None:
         """End the thread of a helper that is idle, and is not in the list any more."""
-        self._given.release()
+        self._wakeup.release()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            self._given.acquire()
+            self._wakeup.acquire()
             call, self._call = self._call, None
             if call is None or not call.make(self):
                 return
@@ -342,13 +342,13 @@ class _HelpedCall:
             self.value = self._act()
         except BaseException as error:
             self.error = error
-        kept = len(_helpers) < _HELPERS_KEPT
-        if kept:
+        has_room = len(_helpers) < _HELPERS_KEPT
+        if has_room:
             _helpers.append(helper)
         self.ended.release()
         if self._undo:
             self._undo_dropped()
-        return kept
+        return has_room
 
 
 _HELPERS_KEPT = 4
@@ -392,7 +392,7 @@ def run_interruptible(act: Callable[[], T], *, undo: Callable[[T], object] | Non
 
 
 def end_idle_helpers() -> None:
-    """End the threads that `run_interruptible` keeps: who closes a connection leaves none. The next call starts one."""
+    """End the threads that `run_interruptible` keeps: a closed connection leaves none. The next call starts one."""
     while in_main_thread() and _helpers:  # only this thread removes them
         _helpers.pop().end()
 

@@ -1,7 +1,7 @@
 """Retries with deadlines, periodic calls beside a block, and stop signals.
 
-What this process announces is waited for on a condition (`threads.condition`), with a timeout. Other processes, lock
-files and descriptors announce nothing: they are tried again by `Retries`, until a deadline or a stop signal. Ctrl-C
+For changes within this process, callers wait on a condition (`threads.condition`), with a timeout. Other processes,
+lock files and descriptors notify nobody: they are tried again by `Retries`, until a deadline or a stop signal. Ctrl-C
 ends either wait at once.
 
 Thread: a `Retries` belongs to one thread; `repeating` starts one.
@@ -55,7 +55,7 @@ class Retries:
     def again(self, at_least_s: float = 0.0) -> bool:
         """Pause before another attempt; False if the deadline has passed or `stop` is set: then give up.
 
-        `at_least_s`: when the other side said that a retry makes sense, at most until the deadline.
+        `at_least_s`: the pause that the other side asked for; it is cut short at the deadline.
         """
         left_s = self._deadline_s - self._clock.monotonic_s()
         if left_s <= 0:

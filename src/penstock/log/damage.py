@@ -20,7 +20,7 @@ from penstock.log.segment import HEADER_BYTES, SegmentReader, scan_tail
 
 
 def damaged_segments(fs: FileSystem, folder: str, identity: bytes) -> Iterator[CorruptionError]:
-    """Yield one error for each damaged segment of the log in `folder`; `FileNotFoundError` if one goes meanwhile."""
+    """Yield an error for each damaged segment of the log in `folder`; `FileNotFoundError` if one disappears."""
     chain, _, _, others = read_names(fs.listdir(folder))
     for name in filter(is_damaged_name, others):
         yield CorruptionError(f"{folder}/{name}", 0, "it looks like a segment, but its name is damaged")
@@ -44,7 +44,7 @@ def _read_segment(
     reader = SegmentReader.open(fs, folder, name, identity)
     try:
         if successor is None and reader.sparse_index() is None:
-            scan_tail(reader)  # an end that a crash tore is no damage
+            scan_tail(reader)  # an end torn by a crash is not damage
             return
         expected = name.first
         for offset, record in reader.records(HEADER_BYTES):

@@ -310,8 +310,8 @@ class Log:
 
     def _cut(self, after: int) -> None:
         """Continue after `after` in a new segment of a new incarnation. Requires: `after <= synced`."""
-        kept = self._chain.position_of(after) + 1
-        dropped = {self._chain[position] for position in range(kept, len(self._chain))}
+        count = self._chain.position_of(after) + 1
+        dropped = {self._chain[position] for position in range(count, len(self._chain))}
         replaced = next((name for name in dropped if name.first == after + 1), None)
         cut = True if replaced is None else self._is_cut(replaced)
         active = self._active

@@ -1,10 +1,10 @@
-"""The time of a cluster: its leader's store counts it (`host/steady_clock.py`), and says it with every message.
+"""The time of a cluster: its leader's store counts it (`host/steady_clock.py`), and sends it with every message.
 
-A member that follows goes by it instead of its own wall clock, and goes on from it when it leads. So a member whose
-wall clock is wrong does not move the time of records when it is elected; it draws that time by a tenth, as a store
-alone would. Where no leader has said the time since this process began, the member's own clocks decide.
+A follower uses it instead of its own wall clock, and continues from it when it becomes the leader. So a member whose
+wall clock is wrong does not move the time of records when it is elected; it draws that time by at most a tenth, as a
+store on its own would. Until a leader has sent the time to this process, the member's own clocks decide.
 
-Thread: any; what was heard is replaced whole.
+Thread: any; `_heard` is replaced whole.
 Invariant: the time of a member that leads comes from its store alone.
 """
 
@@ -26,7 +26,7 @@ class ClusterTime:
         self._source: Callable[[], int] | None = None
 
     def hear(self, time_us: int) -> None:
-        """Note the time that the leader says; 0: it does not know it yet."""
+        """Note the time that the leader sent; 0: it does not know it yet."""
         if time_us:
             self._heard = TimeNote(time_us, self.boot_us(), self.boot_id()[:64])
 
@@ -37,7 +37,7 @@ class ClusterTime:
         self._source = source
 
     def note(self) -> TimeNote | None:
-        """Return what was heard last, and when."""
+        """Return the time that the leader sent last, and when."""
         return self._heard
 
     def now_us(self) -> int:

@@ -46,10 +46,10 @@ class ElectingRaft(FollowingRaft):
         elif self._lacks_founder(self.log.last) or now_s < self._hesitates_until_s:
             self._SyncObj__raftElectionDeadline = now_s + self._times.election_s * 2
         elif self._nodes and not self._stands and self._SyncObj__raftElectionDeadline < now_s and not self._isLeader():
-            self._sound(now_s)
+            self._ask_for_support(now_s)
 
     def elect_at_once(self) -> None:
-        """Do not wait for a leader that nobody else can be. Requires: there are no other members."""
+        """Stand for election without waiting for a leader. Requires: there are no other members."""
         self._SyncObj__raftElectionDeadline = 0.0
 
     def hesitate(self) -> None:
@@ -66,7 +66,7 @@ class ElectingRaft(FollowingRaft):
 
     # -- the pre-vote
 
-    def _sound(self, now_s: float) -> None:
+    def _ask_for_support(self, now_s: float) -> None:
         """Ask the others whether they would elect this member; a term begins only if a quorum would."""
         self._SyncObj__raftElectionDeadline = now_s + self._SyncObj__generateRaftTimeout()
         self._attempt, self._supporters = self._attempt + 1, set()

@@ -1,9 +1,9 @@
 """Files between members: a connection of its own, so that a snapshot never delays a heartbeat.
 
 It begins as every connection between members does, at the same address, with the same certificates; its `Greeting` says
-that it is for files. The loop checks it and hands the socket to a thread (`serve_files`). A member asks (`FileClient`),
-the other one answers, one request after the other; what they say is a frame with a msgpack struct. Numbers and names
-are checked by `FileSource`, which knows what may be read.
+that it is for files. The loop checks it and hands the socket to a thread (`serve_files`). One member sends requests
+(`FileClient`), and the other answers them one after the other; each is a frame with a msgpack struct. Numbers and
+names are checked by `FileSource`, which knows what may be read.
 
 Thread: each connection has one on either side.
 Invariants: (1) every wait has a deadline. (2) an answer is at most ANSWER_BYTES_MAX. (3) a request that fails is
@@ -120,7 +120,7 @@ def pack_greeting(greeting: Greeting) -> bytes:
 
 
 def unpack_greeting(frame: bytes) -> Greeting:
-    """Decode a greeting; `Invalid` if it is none."""
+    """Decode a greeting; `Invalid` if it does not decode."""
     try:
         return _greetings.decode(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -128,7 +128,7 @@ def unpack_greeting(frame: bytes) -> Greeting:
 
 
 class FileSource(Protocol):
-    """What a member reads for another one, for as long as that is connected."""
+    """The files that a member reads for another one, for as long as that is connected."""
 
     def begin_snapshot(self) -> SnapshotListing: ...
 
@@ -141,8 +141,8 @@ class FileSource(Protocol):
 class FrameSocket:
     """Frames over a blocking TLS socket."""
 
-    def __init__(self, sock: ssl.SSLSocket, received: bytes = b"") -> None:
-        self._socket, self._received = sock, bytearray(received)
+    def __init__(self, sock: ssl.SSLSocket, buffer: bytes = b"") -> None:
+        self._socket, self._buffer = sock, bytearray(buffer)
         sock.settimeout(WAIT_S)
 
     def send(self, data: bytes) -> None:
@@ -155,13 +155,13 @@ class FrameSocket:
         return self._take(size)
 
     def _take(self, size: int) -> bytes:
-        while len(self._received) < size:
+        while len(self._buffer) < size:
             data = self._socket.recv(1 << 18)
             if not data:
                 raise ConnectionResetError("it closed the connection")
-            self._received += data
-        taken = bytes(self._received[:size])
-        del self._received[:size]
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
         return taken
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class FrameSocket:
             self._socket.close()
 
 
-# -- the side that is asked
+# -- the side that serves files
 
 
 def serve_files(frames: FrameSocket, source: FileSource) -> None:
@@ -214,7 +214,7 @@ def hash_prefix(file: File, size: int) -> bytes:
     return digest.digest()
 
 
-# -- the side that asks
+# -- the side that requests files
 
 
 class FileClient:

@@ -34,8 +34,8 @@ def certified_members(certificate: object) -> list[str]:
 
 
 def member_contexts(folder: Path, member: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return the contexts of a member: to be called, and to call."""
-    found = []
+    """Return a member's contexts: to accept connections, and to make them."""
+    contexts = []
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         context = ssl.SSLContext(protocol)
         context.sslsocket_class = MemberSocket
@@ -49,5 +49,5 @@ def member_contexts(folder: Path, member: str) -> tuple[ssl.SSLContext, ssl.SSLC
             raise Invalid(
                 f"{folder} lacks the certificates of member {member} ({error}): see `penstock cluster`"
             ) from None
-        found.append(context)
-    return found[0], found[1]
+        contexts.append(context)
+    return contexts[0], contexts[1]

@@ -44,7 +44,7 @@ class Joining:
         self.adopted = False  # its term is above those of its earlier lives
 
     def take(self, member: str, answer: Known) -> None:
-        """Note an answer; one to an earlier life says nothing."""
+        """Note an answer; one to an earlier life is ignored."""
         if answer.to_life == self._life:
             self._answers[member] = answer
             if answer.leads:
@@ -74,6 +74,6 @@ class Joining:
         return max(terms) if len(terms) >= self._quorum else None
 
     def needs(self, leader: str | None, term: int) -> int | None:
-        """Return the entry up to which this member must have those of its leader; None if that did not answer yet."""
-        known, last = self._first.get(term, (None, 0))
-        return last if self.adopted and leader is not None and known == leader else None
+        """Return the last entry of its leader that this member must have; None before the leader has answered."""
+        member, last = self._first.get(term, (None, 0))
+        return last if self.adopted and leader is not None and member == leader else None

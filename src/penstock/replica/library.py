@@ -1,9 +1,9 @@
-"""PySyncObj with guards: it elects a leader and finds out what a quorum has; what it must not do is stopped.
+"""PySyncObj with guards: it elects a leader and finds out what a quorum has; the guards stop what it must not do.
 
 Defects of the library (0.3.17) and the guard against each:
   a repeated or late append drops entries that follow         entries that match are skipped; only a conflict cuts
   a follower commits entries that its leader did not check    the commit index is capped at the last entry that matches
-  a follower acknowledges before a sync                       what tells a vote or an entry waits for `sync` (`_outbox`)
+  a follower acknowledges before a sync                       votes and acknowledgements wait for a sync (`_outbox`)
   a leader counts its own entries before they are synced      `RaftLog.setRaftCommitIndex` syncs first
   acknowledgements carry no term                              they do; one of another term is dropped
   a vote that arrives twice counts twice                      votes are counted by member
@@ -43,7 +43,7 @@ from penstock.replica.messages import Appended, Message, RequestVote, Vote
 from penstock.replica.raft_log import RaftLog
 from penstock.replica.seams import Link, RaftTimes
 
-LIBRARY_VERSION = "0.3.17"  # the guards know this version from the inside
+LIBRARY_VERSION = "0.3.17"  # the guards rely on the internals of this version
 
 _library_journal: Callable[[Any], Any] = pysyncobj.syncobj.createJournal
 
@@ -136,7 +136,7 @@ class GuardedSyncObj(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
     # -- the log
 
     def _SyncObj__deleteEntriesFrom(self, fromIDx: int) -> None:
-        """Cut conflicting entries; the library asks for it whenever some follow."""
+        """Cut conflicting entries; the library calls this whenever some follow."""
         if self._may_cut:
             self.log.cut_back(fromIDx - 1)
 
@@ -182,7 +182,7 @@ class GuardedSyncObj(SyncObj):  # type: ignore[misc]  # PySyncObj has no types
 
 
 class _Messenger(Transport):  # type: ignore[misc]
-    """What the library sends, as messages."""
+    """Turns what the library sends into messages."""
 
     def __init__(self, raft: GuardedSyncObj) -> None:
         super().__init__(raft, None, [])

@@ -76,7 +76,7 @@ class NeedSnapshot(_MemberMessage, frozen=True):
 
 
 class Inquire(_MemberMessage, frozen=True):
-    """A member with a new disk asks what there is: see `joining`."""
+    """A member with a new disk asks the others for their states: see `joining`."""
 
     life: int
 

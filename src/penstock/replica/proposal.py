@@ -1,6 +1,6 @@
 """A proposal: records on their way to a quorum, and the errors that end one.
 
-Thread: the loop's answers it, any waits for it.
+Thread: the loop's thread answers it, any thread waits for it.
 Invariant: it is answered once.
 """
 

@@ -155,7 +155,7 @@ class Raft(ElectingRaft):
         return self.needed_from
 
     def acknowledged(self) -> dict[str, int]:
-        """Return the last index that each other member is known to have; a follower knows what its leader told."""
+        """Return the last index that each other member is known to have; a follower knows what its leader sent."""
         return self.matched() if self._isLeader() else dict.fromkeys(self._nodes, max(0, self.needed_from - 1))
 
     def matched(self) -> dict[str, int]:
@@ -253,13 +253,13 @@ class Raft(ElectingRaft):
             following, first = self._SyncObj__raftNextIndex[node], True
             while first or (following <= self.log.last and self._link.has_room(name)):
                 try:
-                    found = self.log.entries(following, APPEND_BYTES) if following <= self.log.last else []
+                    entries = self.log.entries(following, APPEND_BYTES) if following <= self.log.last else []
                     previous_term = self.log.term_at(following - 1)
                 except NotFound:
                     break  # the journal's front was cut meanwhile
                 needed = min([self.log.committed, *self.matched().values()]) + 1
                 time_us = 0 if self._time is None else self._time.now_us()
-                fields = following - 1, previous_term, self.log.committed, needed, sent_entries(found), time_us
+                fields = following - 1, previous_term, self.log.committed, needed, sent_entries(entries), time_us
                 self._link.send(name, Append(self.term, *fields))
-                following, first = following + len(found), False
+                following, first = following + len(entries), False
             self._SyncObj__raftNextIndex[node] = following

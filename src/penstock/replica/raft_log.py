@@ -134,8 +134,8 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
         """Return the index of a record, or of the next entry if it does not exist yet."""
         base, _, own = self._shape
         index = first = lsn - base.lsn + base.index
-        while (found := first + bisect_right(own, index)) != index:
-            index = found
+        while (candidate := first + bisect_right(own, index)) != index:
+            index = candidate
         return index
 
     def has(self, index: int, term: int) -> bool:
@@ -147,10 +147,10 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
     def __len__(self) -> int:
         return self.last - self.base.index + 1  # the base counts as an entry
 
-    def __getitem__(self, place: Any) -> RaftEntry:
-        if place not in (0, -1):
-            raise Invalid(f"only the first and the last entry are asked for by position, not {place}")
-        index = self.base.index if place == 0 else self.last
+    def __getitem__(self, position: Any) -> RaftEntry:
+        if position not in (0, -1):
+            raise Invalid(f"only the first and the last entry are asked for by position, not {position}")
+        index = self.base.index if position == 0 else self.last
         return RaftEntry(b"", index, self.term_at(index))
 
     def add(self, command: Command | bytes, idx: int, term: int) -> None:
@@ -177,7 +177,7 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
         return self.committed
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Store term and vote, durably: it is called before a message tells them."""
+        """Store term and vote, durably: it is called before a message carries them."""
         with self._lock:
             self._state.save(msgspec.structs.replace(self._state.state, term=term, vote=votedForNodeId))
 
@@ -222,8 +222,8 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
         while self._cache and self._cache[-1].index > after:
             self._cache_bytes -= _size(self._cache.pop())
         base, term_starts, own = self._shape
-        kept = bisect_right(term_starts, after, key=_first)
-        self._shape = _Shape(base, term_starts[:kept], own[: bisect_right(own, after)])
+        count = bisect_right(term_starts, after, key=_first)
+        self._shape = _Shape(base, term_starts[:count], own[: bisect_right(own, after)])
 
     def cut_front(self, before_lsn: int, needed_from: int) -> Lsn:
         """Drop records below an LSN, by whole segments; return the LSN of the first that stays.
@@ -249,14 +249,14 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
             first = int(self._log.first)
             if first > self.base.index + 1:
                 _, term_starts, own = self._shape
-                kept = bisect_right(term_starts, first, key=_first)
-                terms = [(first, term_starts[kept - 1][1]), *term_starts[kept:]] if kept else list(term_starts)
+                count = bisect_right(term_starts, first, key=_first)
+                terms = [(first, term_starts[count - 1][1]), *term_starts[count:]] if count else list(term_starts)
                 base = next(base for base in bases if base.index == first - 1)
                 self._shape = _Shape(base, terms, own[bisect_left(own, first) :])
             return Lsn(self.base.lsn + 1)
 
     def hold(self, index: int) -> Callable[[], None]:
-        """Keep entries from an index on, for a member that takes a snapshot; return what ends that."""
+        """Keep entries from an index on, for a member that takes a snapshot; return a function that ends this."""
         key = object()
         with self._lock:
             self._holds[key] = index
@@ -307,9 +307,9 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
 
     def entries(self, first: int, bytes_max: int) -> list[RaftEntry]:
         """Return entries from an index on, synced or not: at least one, then up to `bytes_max`."""
-        found = self._cached(first, bytes_max)
-        if found is not None:
-            return found
+        entries = self._cached(first, bytes_max)
+        if entries is not None:
+            return entries
         with self._log.cursor(first) as cursor:
             return _limited(map(_entry, cursor), bytes_max)
 
@@ -333,12 +333,12 @@ class RaftLog(Journal):  # type: ignore[misc]  # PySyncObj has no types
         if start <= self.base.lsn:
             raise NotFound(f"record {start} was truncated away: the journal begins at {self.base.lsn + 1}")
         lsn, first, last = start, self.index_of(start), self.committed
-        while first <= last and (found := self._cached(first, READ_BYTES)) is not None:
-            for command, index, _ in found:
+        while first <= last and (entries := self._cached(first, READ_BYTES)) is not None:
+            for command, index, _ in entries:
                 if index <= last and isinstance(command, Command):
                     yield Lsn(lsn), command.body
                     lsn += 1
-            first += len(found)
+            first += len(entries)
             if first > last:
                 return
         with self._log.cursor(first) as cursor:

@@ -197,8 +197,8 @@ class Replicated:
         except BaseException as error:
             if isinstance(error, MemberError) and error.__cause__ is not None:
                 error = error.__cause__
-            known = isinstance(error, PenstockError)
-            logger.error("member %s stopped: %s", self._member, error, exc_info=None if known else error)
+            is_own_error = isinstance(error, PenstockError)
+            logger.error("member %s stopped: %s", self._member, error, exc_info=None if is_own_error else error)
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
@@ -338,11 +338,11 @@ class Replicated:
         leads = bool(role and role[0])
         return Tenure(self, int(str(role[2])) if leads else max(1, self._check().term), leads=leads)
 
-    def await_change(self, known: tuple[object, ...], timeout_s: float) -> tuple[object, ...]:
-        """Return the role of this member, as soon as it differs from `known`, or after `timeout_s`."""
+    def await_change(self, previous: tuple[object, ...], timeout_s: float) -> tuple[object, ...]:
+        """Return the role of this member, as soon as it differs from `previous`, or after `timeout_s`."""
         deadline_s = self._clock.monotonic_s() + timeout_s
         with self._changed:
-            while (role := self.role()) == known and not self._closing:
+            while (role := self.role()) == previous and not self._closing:
                 rest_s = deadline_s - self._clock.monotonic_s()
                 if rest_s <= 0:
                     break
@@ -385,7 +385,7 @@ class Replicated:
         return self._entries.copy_to(folder, first)
 
     def hold(self, first: int) -> Callable[[], None]:
-        """Keep the entries from a record on, for a member that takes a snapshot; return what ends that."""
+        """Keep the entries from a record on, for a member that takes a snapshot; return a function that ends this."""
         return self._entries.hold(self._entries.index_of(first))
 
     def await_committed(self, lsn: int, timeout_s: float) -> Lsn:
@@ -530,4 +530,4 @@ class Tenure:
             raise Closed(f"this member does not lead any more ({error}): connect to the leader") from error
 
     def close(self) -> None:
-        """Nothing: the member goes on."""
+        """Do nothing: the member goes on."""

@@ -23,10 +23,10 @@ class Resolver:
 
     def __init__(self) -> None:
         self._lookups: dict[str, threading.Thread] = {}
-        self._found: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
 
     def find(self, host: str, *, wait: bool = False) -> str | None:
-        """Return an address of a host; None while it is not known. Each call looks it up anew, for the next one."""
+        """Return an address of a host; None while it is unknown. Each call starts a new lookup, for the next call."""
         try:
             return str(ipaddress.ip_address(host))
         except ValueError:
@@ -37,13 +37,13 @@ class Resolver:
                 lookup = self._lookups[host] = threads.spawn(lambda: self._look_up(host), name="penstock-resolver")
             except RuntimeError as error:  # the process has too many threads: the next call tries again
                 logger.warning("%s is not looked up: %s", host, error)
-                return self._found.get(host)
+                return self._addresses.get(host)
         if wait:
             lookup.join(LOOKUP_S)
-        return self._found.get(host)
+        return self._addresses.get(host)
 
     def _look_up(self, host: str) -> None:
         try:
-            self._found[host] = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+            self._addresses[host] = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
         except (OSError, UnicodeError) as error:
             logger.debug("%s is not known: %s", host, error)

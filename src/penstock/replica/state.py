@@ -3,7 +3,7 @@
 The file is replaced as a whole, by a rename, each time a term or a vote changes or the log's front is cut.
 
 Thread: the loop's, and truncation under the lock of `RaftLog`.
-Invariants: (1) what `save` returned from is durable. (2) `bases` has the entry before the log's first one, whichever
+Invariants: (1) a state is durable when `save` returns. (2) `bases` has the entry before the log's first one, whichever
 segment that is after a crash within a cut.
 """
 
@@ -53,7 +53,7 @@ def new_disk(random: Random, *, standing: int) -> RaftState:
 
 
 def joined(state: RaftState, born: tuple[tuple[str, int], ...], *, founded: bool) -> RaftState:
-    """Return the state of one that is a member from now on."""
+    """Return the state of a member that votes from now on."""
     return msgspec.structs.replace(
         state, standing=MEMBER, born=born or state.born, founded=founded or state.founded or state.standing == FOUNDER
     )
@@ -95,13 +95,13 @@ class StateFile:
 
     def claim(self, member: str, others: Sequence[str]) -> None:
         """Note, at the first start, whose disk this is; `Invalid` if it belongs to another member or other members."""
-        members, known = (member, *sorted(others)), self.state.members
-        if known and known != members:
+        members, disk_members = (member, *sorted(others)), self.state.members
+        if disk_members and disk_members != members:
             raise Invalid(
-                f"{self._path} is of member {known[0]} of {', '.join(sorted(known))}, not of {member} of "
+                f"{self._path} is of member {disk_members[0]} of {', '.join(sorted(disk_members))}, not of {member} of "
                 f"{', '.join(sorted(members))}: members are not added, removed or exchanged; see `penstock cluster`"
             )
-        if not known:
+        if not disk_members:
             self.save(msgspec.structs.replace(self.state, members=members))
 
     def save(self, state: RaftState) -> None:

@@ -2,14 +2,14 @@
 
 Of two members, the one whose name sorts later connects. The certificate of a peer must be signed by the cluster's
 authority and name the member that it says it is (`penstock-member:NAME`, a URI among its alternative names). A frame is
-its length (u32, big-endian) and a message; the first frame is a `Greeting`, an empty one says that the peer is there. A
-connection whose greeting says that it is for files is handed to a thread: see `file_channel`.
+its length (u32, big-endian) and a message; the first frame is a `Greeting`, and an empty one shows that the peer is
+alive. A connection whose greeting says that it is for files is handed to a thread: see `file_channel`.
 
 Thread: the loop's; every socket is non-blocking.
-Invariants: (1) a message is taken from a peer only after its certificate was checked against its name. (2) what waits
-to be sent is bounded: a peer that reads too slowly is disconnected and starts again where it is. (3) a connection that
-has not greeted after GREETING_S, or is one of too many, is closed; so is one that says nothing for SILENT_S. (4) the
-loop never waits for a name server.
+Invariants: (1) a message is taken from a peer only after its certificate was checked against its name. (2) the bytes
+that wait to be sent are bounded: a peer that reads too slowly is disconnected and starts again where it is. (3) a
+connection that has not greeted after GREETING_S, or is one of too many, is closed; so is one that is silent for
+SILENT_S. (4) the loop never waits for a name server.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 GREETING_S = 5.0
 RETRY_S = 0.2
-PING_S = 1.0  # after so long without a frame an empty one is sent
-SILENT_S = 5.0  # a peer that sends nothing for so long is called again
+PING_S = 1.0  # an empty frame is sent after this time without one
+SILENT_S = 5.0  # a peer that has sent nothing for this time is called again
 FILE_CONNECTIONS_MAX = 4  # of all members together
 STRANGERS_MAX = 16  # accepted connections that have not greeted yet
 ROOM_BYTES = 4 << 20  # entries are sent while less than this waits
@@ -68,7 +68,7 @@ class _Connection:
         self._shaken = False
         self._sending: list[memoryview] = []
         self.waiting_bytes = 0
-        self._received = bytearray()
+        self._buffer = bytearray()
         self._sent_s = self.heard_s = began_s
         self.send(pack_greeting(Greeting(link.cluster, link.member)))
         self._subscribe(_READ | _WRITE | _ERROR)
@@ -144,26 +144,26 @@ class _Connection:
             data = self._tls.recv(1 << 18)
             if not data:
                 raise OSError(errno.ECONNRESET, "it closed the connection")
-            self._received += data
+            self._buffer += data
             self.heard_s = self._link.now_s()
             self._take_frames()
 
     def _take_frames(self) -> None:
         at, limit = 0, GREETING_BYTES_MAX if self.member is None else MESSAGE_BYTES_MAX
-        while len(self._received) - at >= _LENGTH.size and self._descriptor >= 0:
-            (size,) = _LENGTH.unpack_from(self._received, at)
+        while len(self._buffer) - at >= _LENGTH.size and self._descriptor >= 0:
+            (size,) = _LENGTH.unpack_from(self._buffer, at)
             if size > limit:
                 raise Invalid(f"it sent a frame of {size} bytes: at most {limit} are allowed")
-            if len(self._received) - at - _LENGTH.size < size:
+            if len(self._buffer) - at - _LENGTH.size < size:
                 break
-            frame = bytes(self._received[at + _LENGTH.size : at + _LENGTH.size + size])
+            frame = bytes(self._buffer[at + _LENGTH.size : at + _LENGTH.size + size])
             at += _LENGTH.size + size
             if self.member is None:
                 self._greet(frame, at)
                 limit = MESSAGE_BYTES_MAX
             elif frame:
                 self._link.receive(self.member, unpack(frame))
-        del self._received[:at]
+        del self._buffer[:at]
 
     def _greet(self, frame: bytes, end: int) -> None:
         greeting = _unpack_greeting(frame)
@@ -177,7 +177,7 @@ class _Connection:
             raise Invalid(f"{self.to} was called, and {greeting.member} answered")
         self.member = greeting.member
         if greeting.purpose == PURPOSE and self.to is None:
-            rest = b"".join(self._sending), bytes(self._received[end:])
+            rest = b"".join(self._sending), bytes(self._buffer[end:])
             self._leave()
             self._link.serve_files(self, self._tls, *rest)
         elif greeting.purpose:
@@ -193,7 +193,7 @@ class _Connection:
     def close(self) -> None:
         if self._descriptor >= 0:
             self._leave()
-            self._received = bytearray()  # the poller keeps this object for a while
+            self._buffer = bytearray()  # the poller keeps this object for a while
             with suppress(OSError):
                 (self._tls or self._plain).close()
 
@@ -212,7 +212,7 @@ class TcpLink:
         clock: Clock,
         open_source: Callable[[], FileSource] | None = None,
     ) -> None:
-        """`open_source` makes what another member reads files from."""
+        """`open_source` makes the source from which another member reads files."""
         for context in (server_context, client_context):
             if context.verify_mode != ssl.CERT_REQUIRED:
                 raise Invalid("members check each other's certificates: set verify_mode to CERT_REQUIRED")
@@ -305,10 +305,10 @@ class TcpLink:
 
     def _call(self, name: str, host: str, port: int) -> None:
         sock: socket.socket | None = None
-        found = self._resolver.find(host)
-        if found is None:
+        address = self._resolver.find(host)
+        if address is None:
             return  # it is being looked up
-        host = found
+        host = address
         try:
             sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
             sock.setblocking(False)
@@ -356,16 +356,16 @@ class TcpLink:
         if self._raft is not None:
             self._raft.connect(connection.member)
 
-    def serve_files(self, connection: _Connection, sock: ssl.SSLSocket, unsent: bytes, received: bytes) -> None:
+    def serve_files(self, connection: _Connection, sock: ssl.SSLSocket, unsent: bytes, unread: bytes) -> None:
         """Hand a connection for files to a thread of its own."""
         with suppress(ValueError):
             self._others.remove(connection)
         self._file_connections = [thread for thread in self._file_connections if thread.is_alive()]
-        known = connection.member in self._addresses and connection.member != self.member
-        if self._open_source is None or not known or len(self._file_connections) >= FILE_CONNECTIONS_MAX:
+        is_member = connection.member in self._addresses and connection.member != self.member
+        if self._open_source is None or not is_member or len(self._file_connections) >= FILE_CONNECTIONS_MAX:
             sock.close()
             return
-        source, frames = self._open_source(), FrameSocket(sock, received)
+        source, frames = self._open_source(), FrameSocket(sock, unread)
 
         def serve() -> None:
             with suppress(OSError):
@@ -391,7 +391,7 @@ class TcpLink:
             raise MemberError from error
 
     def drop(self, connection: _Connection, why: str) -> None:
-        """Close a connection; a member of its own is called again."""
+        """Close a connection; `_maintain` connects to its member again, if that is up to this one."""
         connection.close()
         name = connection.member or connection.to
         logger.debug("the connection with %s ends: %s", name or "a stranger", why)

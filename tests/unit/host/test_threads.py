@@ -133,7 +133,7 @@ def test_an_interrupt_at_any_point_loses_no_helper(kept: bool) -> None:
 
     def end_helpers() -> None:
         while threads._helpers and not kept:
-            threads._helpers.pop()._given.release()  # without a call it ends
+            threads._helpers.pop()._wakeup.release()  # without a call it ends
 
     def count() -> int:
         return sum(thread.name == "penstock-helper" and thread.is_alive() for thread in threading.enumerate())
