@@ -326,7 +326,7 @@ def _limit_in_memtable(patch: pytest.MonkeyPatch) -> None:
 
 
 def _operands_wait(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tree.Tree, "_settled", lambda self, edit: edit)
+    patch.setattr(tree.Tree, "_fold_operands", lambda self, edit: edit)
 
 
 def _types_are_not_checked(patch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ class Collector:
                 return 0
             now_s = self._clock.monotonic_s()
             old_may_go = self.readers.may_remove()
-            removed, seen = 0, {}
+            removed, unlisted_since_s = 0, {}
             for tree, catalog in self._maintenance.trees():
                 for meta in tree.use.unread():
                     if old_may_go or meta.chunk_id > self._last_old_id:
@@ -96,14 +96,14 @@ class Collector:
                     else:
                         may_go = closing or now_s - since_s >= self._settings.grace_s
                     if not may_go:
-                        seen[name] = since_s
+                        unlisted_since_s[name] = since_s
                     elif chunk_id not in tree.use.ids():  # checked again: it may be announced by now
                         removed += self._remove(name)
-            self._unlisted_since_s = seen
+            self._unlisted_since_s = unlisted_since_s
             return removed
 
     def await_end(self, timeout_s: float) -> None:
-        """Wait for a removal that is under way; `WaitExpired` if its files do not answer."""
+        """Wait for a removal that is under way; `WaitExpired` if the file system does not respond."""
         if not self._lock.acquire(timeout=timeout_s):
             raise WaitExpired(f"{self._root}: unneeded files are being removed, and this takes too long: retry later")
         self._lock.release()

@@ -113,10 +113,10 @@ class FilePiece(msgspec.Struct, frozen=True, array_like=True):
                 continue  # it reaches in from another piece, which checks it
             path = f"{root}/{meta.file_name}"
             try:
-                found = self._open_table(meta, root)
-                if found is None:
+                sstable = self._open_table(meta, root)
+                if sstable is None:
                     raise FileNotFoundError(2, "it is missing", path)
-                table = found
+                table = sstable
             except FileNotFoundError as error:
                 yield error.filename or path, "it is missing"
             except CorruptionError as error:

@@ -233,7 +233,7 @@ class Index:
             lsn_min=lsn_min, lsn_max=lsn_max, deletes=deletes, merges=merges, expiring=expiring, range_deletes=ranges,
         )  # fmt: skip
         self.pages = tail_pages
-        self._sound = bytearray(tail_pages)  # one flag per page of a mapping: its checksum matched
+        self._intact_pages = bytearray(tail_pages)  # one flag per page of a mapping: its checksum matched
         self._slot_pages = -(-slots // PAGE_SLOTS)
         # The slots; those of a mapping are used as they are once `ready`, or after `check_from`.
         self.slot_view: memoryview | _OpenedSlots = _OpenedSlots(self)
@@ -271,9 +271,9 @@ class Index:
         """Return a page of slots (after them, of hashes), checked."""
         start, end = self._page_span(number)
         data = self._chunk.read(start, end)
-        if not self._sound[number]:
+        if not self._intact_pages[number]:
             self._check_page(number, data)
-            self._sound[number] = self._chunk.view is not None  # a page opened from blocks is checked every time
+            self._intact_pages[number] = self._chunk.view is not None  # a page opened from blocks is checked every time
         return data.cast("I")
 
     def _page_span(self, number: int) -> tuple[int, int]:
@@ -287,13 +287,13 @@ class Index:
 
     def recheck(self, number: int) -> None:
         """Read a page from the file again and compare it with its checksum, even if it matched before."""
-        self._sound[number] = 0
+        self._intact_pages[number] = 0
         self._check_page(number, self._chunk.read_again(*self._page_span(number)))
 
     def check_from(self, at: int) -> None:
         """Check the pages that a probe from this slot reads."""
         while True:
-            if not self._sound[at // PAGE_SLOTS]:
+            if not self._intact_pages[at // PAGE_SLOTS]:
                 self.page(at // PAGE_SLOTS)
                 self._check_rest()
             if not self.slot_view[at]:
@@ -304,17 +304,17 @@ class Index:
         """Check every page of slots, once."""
         if not self.ready:
             for number in range(self._slot_pages):
-                if not self._sound[number]:
+                if not self._intact_pages[number]:
                     self.page(number)
-            self.ready = 0 not in self._sound[: self._slot_pages]
+            self.ready = 0 not in self._intact_pages[: self._slot_pages]
 
     def _check_rest(self) -> None:
         """Be ready when all pages with homes are checked. Probes seldom reach the slots behind: check those now."""
         homes = self.homes // PAGE_SLOTS
-        if 0 not in self._sound[:homes]:
+        if 0 not in self._intact_pages[:homes]:
             for number in range(homes, self._slot_pages):
                 self.page(number)
-            self.ready = 0 not in self._sound[: self._slot_pages]
+            self.ready = 0 not in self._intact_pages[: self._slot_pages]
 
     def hashes(self, first: int, last: int) -> U32:
         """Return the hashes of the keys of rows [first, last)."""

@@ -21,7 +21,7 @@ from penstock.lsm.writer import index_path
 
 KIND_NAMES = {PUT: "put", DELETE: "delete", RANGE_DELETE: "range delete", CHAIN: "merge chain"}
 KIND_NAMES |= {kind: f"merge {name}" for name, kind in OPERATORS.items()}
-KIND_NAMES |= {kind: f"merge {place.partition(':')[2]}" for kind, place in KIND_OPERATORS.items()}
+KIND_NAMES |= {kind: f"merge {function.partition(':')[2]}" for kind, function in KIND_OPERATORS.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Maintenance:
         catalog = Catalog(self._manifest, db_id, shard, folder, self._storage_of(db_id))
         make_dirs(self._files.fs, f"{self._files.root}/{folder}")
         files, stored, progress = catalog.load()
-        known = progress.operators if files else ()
+        operators = progress.operators if files else ()
         tree = Tree(
             files,
             self._files.open_table,
@@ -127,7 +127,7 @@ class Maintenance:
             settings=settings or self._tree_settings,
             stored=stored,
             time_us=progress.time_us,
-            operators=None if known is None else frozenset(known),
+            operators=None if operators is None else frozenset(operators),
             memtable=memtable,
             wake=self._wake,
             on_maintained=self._on_maintained,
@@ -137,9 +137,9 @@ class Maintenance:
         return tree
 
     def open_companion(self, db_id: int, shard: int, folder: str, tree: Tree) -> Tree:
-        """Open a second tree of a shard: whatever of `tree` is in files, all earlier edits of this one are, too.
+        """Open a second tree of a shard: when an edit of `tree` is in files, so are all earlier edits of the companion.
 
-        So a replay from what `tree` has stored finds it at the LSN of the first edit that the companion may lack.
+        So a replay from the LSN that `tree` has stored includes every edit that the companion may lack.
         """
         companion = self.open_tree(db_id, COMPANION + shard, folder)
         tree.store_first = lambda: self._store_within_job(companion)
@@ -242,8 +242,8 @@ class Maintenance:
             return list(self._trees.values())
 
     def _catalog(self, tree: Tree) -> Catalog:
-        for known, catalog in self.trees():
-            if known is tree:
+        for candidate, catalog in self.trees():
+            if candidate is tree:
                 return catalog
         raise Invalid("this tree is not open here")
 
@@ -317,8 +317,8 @@ class Maintenance:
         given_up = job is not None and job.kind == JobKind.REPAIR and isinstance(job.state, FailedPermanent)
         rest_s = deadline_s - self._clock.monotonic_s()
         if failed or given_up or rest_s <= 0 or self._stopping.is_set():
-            what = "flush" if kind == JobKind.FLUSH else "compaction"
-            raise GateShut(f"a {what} cannot run now{_why(job)}: try again later")
+            work = "flush" if kind == JobKind.FLUSH else "compaction"
+            raise GateShut(f"a {work} cannot run now{_why(job)}: try again later")
         tree.wait_for_change(min(BUSY_LOOK_S, rest_s))
 
     def stop(self) -> None:
@@ -459,7 +459,7 @@ class Maintenance:
         self._measured = measured
 
     def metrics(self) -> dict[MetricKey, MetricRecord]:
-        """Return all that the manifest counted."""
+        """Return all metrics that the manifest has counted."""
         return self._manifest.read(lambda view: dict(METRICS.scan(view)))
 
     def compactions_running(self, catalog: Catalog) -> int:

@@ -247,11 +247,11 @@ class Memtable:
         row = self.rows.get(key)
         if type(row) is not bytes:
             return row  # type: ignore[return-value]
-        known, count = self._bare_lsns, len(self.rows)
-        if len(known) < count:  # two threads may do this at once: they add the same
-            new = list(islice(reversed(self.rows), count - len(known)))[::-1]
-            known.update(zip(new, _lsns_by_position(self._marks, count)[count - len(new) :].tolist(), strict=True))
-        return PUT, row, known[key], NEVER
+        lsns, count = self._bare_lsns, len(self.rows)
+        if len(lsns) < count:  # two threads may do this at once: they add the same
+            new = list(islice(reversed(self.rows), count - len(lsns)))[::-1]
+            lsns.update(zip(new, _lsns_by_position(self._marks, count)[count - len(new) :].tolist(), strict=True))
+        return PUT, row, lsns[key], NEVER
 
     def part(self, order: Sequence[bytes], low: int, high: int, *, reverse: bool, is_last: bool) -> ScanPart:
         """Return the rows of the keys [low, high) of an order, at least one; LSNs are those of `row`."""
@@ -264,7 +264,7 @@ class Memtable:
                 rows = None
         if rows is None:
             rows = list(map(self.rows.__getitem__, keys))
-        bare, plain = self.all_bare, self.plain  # after the rows were read: what still holds, held for all of them
+        bare, plain = self.all_bare, self.plain  # read after the rows: a flag still set was set for all of them
         if reverse:
             keys.reverse()
             rows.reverse()

@@ -124,7 +124,7 @@ def merge(
     outputs = _Outputs(plan, fs, sealing, maker)
     try:
         for source in plan.inputs:
-            # By its key: else a merge would encrypt what somebody made up.
+            # With the table's key: otherwise a merge would take in a forged plain file and encrypt its rows.
             tables.append(Sstable.open(source.path, fs=fs, keys=keys, lsn=source.lsn, key=plan.key))
         ranges = RangeDeletes.of(piece for table in tables for piece in table.range_deletes)
         # One slice is written while the next is merged: numpy and I/O release the interpreter lock.
@@ -135,10 +135,10 @@ def merge(
                     raise Closed("the merge was asked to stop: run its plan again")
                 covering = ranges.clip(start, end) if ranges else NO_RANGES
                 columns = _merge_slice(plan, tables, covering, start, end)
-                kept = covering.at_or_above(plan.lsn_floor) if plan.bottom else covering
+                output_ranges = covering.at_or_above(plan.lsn_floor) if plan.bottom else covering
                 if writing is not None:
                     writing.result()
-                writing = pool.submit(outputs.add, columns, kept)
+                writing = pool.submit(outputs.add, columns, output_ranges)
             if writing is not None:
                 writing.result()
         return outputs.finish()
@@ -327,8 +327,8 @@ def _without_deleted(
     else:
         for start, end, lsn in ranges:
             deleted_below[position(start) : position(end)] = lsn
-    kept = (lsns[order] >= deleted_below) & (kinds[order] != RANGE_DELETE)
-    group = np.cumsum(~same)[kept]
+    live = (lsns[order] >= deleted_below) & (kinds[order] != RANGE_DELETE)
+    group = np.cumsum(~same)[live]
     still_same = np.zeros(len(group), np.bool_)
     still_same[1:] = group[1:] == group[:-1]
-    return order[kept], still_same
+    return order[live], still_same

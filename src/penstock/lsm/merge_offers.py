@@ -59,8 +59,10 @@ class MergeOffers:
         count = max(1, min(PARTS_MAX, slots * PARTS_PER_SLOT, size // PART_BYTES_MIN))
         try:
             plans = list(share(plan, [file.table() for file in files], count, reserve))
-            made = self._wait([_part(shared) for shared in plans], stop)
-            return self._received(plan, made, {chunk_id for shared in plans for chunk_id in shared.chunk_ids})
+            chunk_ids = self._wait([_part(shared) for shared in plans], stop)
+            return self._accept_outputs(
+                plan, chunk_ids, {chunk_id for shared in plans for chunk_id in shared.chunk_ids}
+            )
         except WorkCancelled:
             raise
         except (PenstockError, OSError, msgspec.ValidationError) as error:
@@ -72,14 +74,14 @@ class MergeOffers:
     def _wait(self, parts: Sequence[JobPart], stop: Callable[[], bool]) -> list[int]:
         handle = self._board.submit_parts(f"{__name__}:merge_part", parts)
         outputs = msgspec.convert(handle.wait(stop), list[list[int]])
-        return [chunk_id for made in outputs for chunk_id in made]
+        return [chunk_id for ids in outputs for chunk_id in ids]
 
-    def _received(self, plan: MergePlan, made: Sequence[int], allowed: set[int]) -> list[Summary]:
+    def _accept_outputs(self, plan: MergePlan, chunk_ids: Sequence[int], allowed: set[int]) -> list[Summary]:
         """Check the outputs of a driver and sync them; raise if they cannot be used."""
-        if len(set(made)) < len(made) or not allowed.issuperset(made):
+        if len(set(chunk_ids)) < len(chunk_ids) or not allowed.issuperset(chunk_ids):
             raise Invalid("a driver names files that it was not to write")
         summaries: list[Summary] = []
-        for chunk_id in made:
+        for chunk_id in chunk_ids:
             path = sstable_path(f"{self._root}/{plan.folder}", chunk_id)
             table = Sstable.open(path, fs=self._fs, key=plan.key)
             summaries.append(table.summary)
@@ -131,13 +133,13 @@ def _largest_batch(table: Sstable) -> int:
 
 def _cuts(landmarks: Sequence[tuple[bytes, int, int]], count: int, start: bytes, end: bytes | None) -> list[bytes]:
     """Return up to `count - 1` keys inside (start, end) that split it into parts of similar bytes."""
-    total, seen, cuts = sum(size for _, _, size in landmarks), 0, list[bytes]()
+    total, before, cuts = sum(size for _, _, size in landmarks), 0, list[bytes]()
     for key, _, size in landmarks:
         last = cuts[-1] if cuts else start
-        full = len(cuts) + 1 < count and seen * count >= total * (len(cuts) + 1)
+        full = len(cuts) + 1 < count and before * count >= total * (len(cuts) + 1)
         if full and last < key and (end is None or key < end):
             cuts.append(key)
-        seen += size
+        before += size
     return cuts
 
 
@@ -152,7 +154,7 @@ def _part(plan: MergePlan) -> JobPart:
 
 
 def as_tuples(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return arguments that were sent, which made lists of tuples, as they were."""
+    """Return arguments with the named ones as tuples again: sending them made lists of these."""
     return {name: tuple(value) if name in names else value for name, value in arguments.items()}
 
 

@@ -1,7 +1,7 @@
 """Trees and the work on their files as metrics, with the names of seed 003.
 
-Thread: any. Everything is read at each export: the state of trees from their versions, what flushes and compactions
-took from the manifest, where each counted it together with its commit.
+Thread: any. Everything is read at each export: the state of trees from their versions, the times and sizes of flushes
+and compactions from the manifest, where each was counted together with its commit.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def _job_families(maintenance: Maintenance, name_of: Callable[[int], str | None]
             seconds[key.kind][name,] = _in_seconds(record)
         elif name is not None and key.kind in sizes:
             sizes[key.kind][name,] = record.sum
-    table, kept = ("table",), Keep.ELSEWHERE
+    table, keep = ("table",), Keep.ELSEWHERE
     flushed, compacted = seconds[METRIC_FLUSH_US], seconds[METRIC_COMPACTION_US]
     return [
-        histogram("memtable_flush_seconds", "Time to flush memtables to files", flushed, table, keep=kept),
-        histogram("compaction_seconds", "Time of a compaction", compacted, table, keep=kept),
-        counter("memtable_flushed_bytes", "Bytes that flushes wrote", sizes[METRIC_FLUSH_BYTES], table, keep=kept),
-        counter("compacted_bytes", "Bytes that compactions wrote", sizes[METRIC_COMPACTION_BYTES], table, keep=kept),
+        histogram("memtable_flush_seconds", "Time to flush memtables to files", flushed, table, keep=keep),
+        histogram("compaction_seconds", "Time of a compaction", compacted, table, keep=keep),
+        counter("memtable_flushed_bytes", "Bytes that flushes wrote", sizes[METRIC_FLUSH_BYTES], table, keep=keep),
+        counter("compacted_bytes", "Bytes that compactions wrote", sizes[METRIC_COMPACTION_BYTES], table, keep=keep),
     ]
 
 

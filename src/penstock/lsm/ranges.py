@@ -110,8 +110,8 @@ class Unions:
 
     def of(self, sources: Sequence[RangeDeletes]) -> RangeDeletes:
         """Return the union of several, none of which is empty."""
-        known, union = self._last
-        if len(known) != len(sources) or not all(map(is_, known, sources)):
+        last_sources, union = self._last
+        if len(last_sources) != len(sources) or not all(map(is_, last_sources, sources)):
             union = RangeDeletes.union(sources)
             self._last = sources, union
         return union

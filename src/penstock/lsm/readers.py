@@ -1,20 +1,20 @@
 """Readers in other processes, which map files of a snapshot by name, and how long the next open must respect them.
 
-The owner knows a remote reader by its lease, which is lost with the owner. So the manifest records, before a lease is
-granted or renewed, how long it is and when all of them will have expired: until then the next open deletes no file that
-an earlier reader may use. That is a moment, so that an owner that is killed again and again does not begin to wait anew
-each time. Within one boot it is one of the monotonic clock, by which leases are counted, too: the store's time may step
-(without its note, by `trust_clock`, to that of a leader). After another boot it is one of the store's time. When leases
-have ended, the record goes back to those that are left.
+The owner knows a remote reader by its lease, which is lost with the owner. So before a lease is granted or renewed, the
+manifest records how long it is and when all leases will have expired: until then the next open deletes no file that an
+earlier reader may use. The record is a point in time, not a duration, so that an owner that is killed again and again
+does not start to wait anew each time. Within one boot it is by the monotonic clock, which leases use, too: the store's
+time may step (without its note, by `trust_clock`, to that of a leader). After another boot it is by the store's time.
+When leases have ended, the record is shortened to those that are left.
 
-A record can fail (a full disk) or hang. Reads continue all the same: the owner itself reads what it holds. Only names
-of files are not told then, because a reader that uses them needs the record; it is tried again.
+A commit of the record can fail (a full disk) or hang. Reads continue all the same: the owner itself reads the files.
+But clients get no names of files then, because a reader that uses them needs the record; the commit is tried again.
 
-A backup is a reader of every file: while it `holds` them, none is removed, whoever wants to.
+A backup is a reader of every file: while one runs (`holding`), nothing removes a file.
 
 Thread: any; `_lock` guards the record and its commit; `_counts` the numbers of holders and grants.
-Invariant: while a reader that learnt names of files can have a lease, the record says so and its time has not come. (Of
-one that learnt them before records began to fail, it may come early: it counts only if the owner is killed then.)
+Invariant: while a reader that learnt names of files can have a lease, the record covers it. (The lease of one that
+learnt them before commits began to fail may outlast the record: this matters only if the owner is killed then.)
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ CLOCK_MARGIN = 1.15  # the store's clock may run faster than a lease does, by a 
 USE_S = 5.0  # a lease is renewed when its use ends, too, and that is recorded a moment later
 SPARE_S = 60.0  # a record lasts longer than the leases by up to this: not each of them is a commit
 RETRY_S = 1.0  # from a record that failed to the next attempt: not each read of a full disk is one
-WAIT_S = 5.0  # how long a read waits for the record of another one that hangs
+WAIT_S = 5.0  # how long a read waits while the commit for another one hangs
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the manifest says of readers in other processes. Records of before `until_us` are a bare number."""
+    """The manifest's record of readers in other processes. Before there was `until_us`, it was a bare number."""
 
     longest_s: float = 0.0  # 0: no reader ever got file names, or none has them any more
     until_us: int | None = None  # by the store's clock: every lease will have expired

@@ -142,13 +142,13 @@ class Sstable:
         self._mapped = data.view is not None
         self._source: Any = data.view.obj if data.view is not None else None
         # One flag per page: 1 if reads of the mapping may use it without a check.
-        self._sound = bytearray(len(index.page_sums))
+        self._intact_pages = bytearray(len(index.page_sums))
         if crc32c is None and self._mapped and not data.lazy:
-            self._sound = bytearray(b"\1" * len(index.page_sums))
+            self._intact_pages = bytearray(b"\1" * len(index.page_sums))
         batches = index.batches
         self._batches: list[_Batch | None] = [None] * (1 + len(batches))  # indexed by batch number in a slot, from 1
         self._firsts: list[int] = [0, *np.cumsum(batches["rows"]).tolist()]
-        self._all_sound = 0 not in self._sound
+        self._all_intact = 0 not in self._intact_pages
         self._home_mask = index.homes - 1
         self._location_mask = (1 << index.location_bits) - 1
         self._fingerprint_mask = fingerprint_mask(index.location_bits)
@@ -200,13 +200,13 @@ class Sstable:
         """Return bytes [start, end) of the file after checking the checksums of their pages."""
         first, last = start >> _PAGE_SHIFT, -(-end >> _PAGE_SHIFT)
         if self._mapped:
-            page = self._sound.find(0, first, last)
+            page = self._intact_pages.find(0, first, last)
             while page >= 0:
                 at = page << _PAGE_SHIFT
                 self._check_page(page, self._data.read(at, min(at + PAGE_BYTES, self._data.size)))
-                self._sound[page] = 1
-                self._all_sound = 0 not in self._sound
-                page = self._sound.find(0, page + 1, last)
+                self._intact_pages[page] = 1
+                self._all_intact = 0 not in self._intact_pages
+                page = self._intact_pages.find(0, page + 1, last)
             return self._data.read(start, end)
         base = first << _PAGE_SHIFT
         data = self._data.read(base, max(base, min(last << _PAGE_SHIFT, self._data.size)))
@@ -311,7 +311,7 @@ class Sstable:
                         start += batch.value_offsets[row]
                     # The usual cases first: all pages are checked, or the value lies within one checked page.
                     value: bytes
-                    if self._all_sound or (start >> 16 == end >> 16 and self._sound[start >> 16]):
+                    if self._all_intact or (start >> 16 == end >> 16 and self._intact_pages[start >> 16]):
                         value = self._source[start:end]
                     else:
                         value = self._value(batch, row)
@@ -499,7 +499,7 @@ class Sstable:
     def _part(self, batch: _Batch, start: int, end: int, keys: list[bytes], is_last: bool) -> ScanPart:
         """Return the point rows [start, end) of a batch; `keys` are their keys."""
         offsets, base = batch.value_offsets, batch.value_base
-        if self._all_sound and self._source is not None:
+        if self._all_intact and self._source is not None:
             values = _cut(self._source, base, start, end, offsets=offsets, size=batch.value_bytes)
         else:
             source = bytes(self._checked(base + offsets[start], base + offsets[end]))

@@ -143,7 +143,7 @@ class Tree:
         assert active is not None
         if active.applying == edit.lsn:
             edit = active.remainder(edit)
-        edit = self._settled(edit)
+        edit = self._fold_operands(edit)
         with self._lock:
             active = self._version.active
             assert active is not None
@@ -176,7 +176,7 @@ class Tree:
         if full:
             self._wake("flush")
 
-    def _settled(self, edit: Edit) -> Edit:
+    def _fold_operands(self, edit: Edit) -> Edit:
         """Fold the operands of an edit, if rows of this tree expire or it has operands of several operators.
 
         Whether an operand meets a live or an expired row is decided at the time of the operand's record, which rows do
@@ -186,9 +186,9 @@ class Tree:
         in_edit = {row[0] for row in edit.rows.values() if row[0] >= MERGE} if edit.rows else None
         if not in_edit:
             return edit
-        known = None if self.operators is None else self.operators | in_edit
-        if known is not None and len(known) == 1 and CHAIN not in known and not self.expires():
-            self.operators = known
+        operators = None if self.operators is None else self.operators | in_edit
+        if operators is not None and len(operators) == 1 and CHAIN not in operators and not self.expires():
+            self.operators = operators
             return edit
         view = View(self._version, lambda: edit.time_us)
         deleted = RangeDeletes.of((start, end, edit.lsn) for start, end in edit.ranges)
@@ -200,7 +200,7 @@ class Tree:
 
     @property
     def folds_files(self) -> bool:
-        """Whether an edit with operands may read files: see `_settled`."""
+        """Whether an edit with operands may read files: see `_fold_operands`."""
         operators = self.operators
         return any(self._version.levels) and (operators is None or len(operators) > 1 or self.expires())
 

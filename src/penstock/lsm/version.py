@@ -6,8 +6,8 @@ files of a run are disjoint by key.
 A file is mapped when it is first read, and may have to release its mappings until the next read: their number is
 limited in a process (`host.mappings`).
 
-Thread: any; nothing here changes but the lazy opening of a file, under its lock. `forget` takes no lock, because a
-thread that opens another file calls it and holds the lock of that one.
+Thread: any; nothing here changes except that a file is opened lazily, under its lock. `forget` takes no lock, because
+it is called by threads that open another file and hold the lock of that one.
 Invariant: a retired file becomes obsolete exactly when the last version that lists it is released.
 """
 
@@ -126,17 +126,17 @@ class TableFile:
     def shorten(self, run: Run, table: Sstable) -> None:
         """Let a run read the table directly, until this file releases it."""
         with self._lock:
-            alive = tuple(known for known in self._short_ways if known() not in (None, run))
+            alive = tuple(reference for reference in self._short_ways if reference() not in (None, run))
             self._short_ways = (*alive, weakref.ref(run))
             run.find = table.find
-            if self._table is not table:  # released meanwhile, perhaps before this run was known
+            if self._table is not table:  # released meanwhile, perhaps before this run was added
                 run.find = None
 
     def forget(self) -> None:
         """Release the table; the next read opens it again."""
         self._table = None  # first: see `shorten`
-        for known in self._short_ways:
-            run = known()
+        for reference in self._short_ways:
+            run = reference()
             if run is not None:
                 run.find = None
 

@@ -124,10 +124,10 @@ class View:
 
     def existing(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Return for each key whether it has a value."""
-        found = np.zeros(len(keys), np.bool_)
+        has_value = np.zeros(len(keys), np.bool_)
         if len(keys) < PROBED_TOGETHER_MIN:
-            found[:] = [self.get(key) is not None for key in keys]
-            return found
+            has_value[:] = [self.get(key) is not None for key in keys]
+            return has_value
         version = self._version
         no_ranges = not version.ranges.starts and not self._ranges_of_active()
         doubtful: list[I64] = []  # numbers of keys that have a row, which may not be live
@@ -138,7 +138,7 @@ class View:
                 continue
             hits = np.fromiter(map(rows.__contains__, left), np.bool_, len(left))
             if memtable.plain and no_ranges:
-                found[numbers[hits]] = True
+                has_value[numbers[hits]] = True
             else:
                 doubtful.append(numbers[hits])
             numbers, left = numbers[~hits], list(compress(left, (~hits).tolist()))
@@ -147,13 +147,13 @@ class View:
         if version.runs and left:
             present, unsure = self._probe(left)
             if no_ranges:
-                found[numbers[present]] = True
+                has_value[numbers[present]] = True
             else:
                 doubtful.append(numbers[present])
             doubtful.append(numbers[unsure])
         for number in (int(number) for some in doubtful for number in some):
-            found[number] = self.get(keys[number]) is not None
-        return found
+            has_value[number] = self.get(keys[number]) is not None
+        return has_value
 
     def _probe(self, keys: Sequence[bytes]) -> tuple[I64, I64]:
         """Return the numbers of the keys whose newest row in files is a put, and of those that have another row."""
@@ -289,7 +289,7 @@ class View:
 
 
 class NewestView(View):
-    """Reads of whatever version is the newest, for callers that bind `get` once. No other read may be asked of it."""
+    """Reads of the newest version, for callers that bind `get` once. Other reads of it are not allowed."""
 
     __slots__ = ()
 
