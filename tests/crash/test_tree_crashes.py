@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from shared import seeded
-from tree_place import Place
+from tree_under_test import TreeUnderTest
 from tree_scenario import TreeScenario
 
 import penstock.lsm.catalog as catalog_module
@@ -79,13 +79,13 @@ class Short(TreeScenario):
     """A flush and a compaction, for what is tried many times over."""
 
     def run(self, disk: SimulatedDisk, history: History) -> None:
-        place = Place(disk, grace_s=0)
+        shard = TreeUnderTest(disk, grace_s=0)
         for number in (1, 2, 3):
-            self.write(place, history, number)
-            place.maintenance.flush(place.tree)
-            history.note("stored", place.tree.stored)
-        place.maintenance.compact(place.tree)
-        place.close()
+            self.write(shard, history, number)
+            shard.maintenance.flush(shard.tree)
+            history.note("stored", shard.tree.stored)
+        shard.maintenance.compact(shard.tree)
+        shard.close()
 
 
 # -- a reader at every yield point
@@ -95,13 +95,13 @@ class Watched(TreeScenario):
     """Reads everything before every file operation and every commit: each key is there, old or new."""
 
     def run(self, disk: SimulatedDisk, history: History) -> None:
-        place = Place(disk, grace_s=0)
+        shard = TreeUnderTest(disk, grace_s=0)
         watching = [False]
 
         def look() -> int:
             if watching[0]:
                 watching[0] = False
-                self.check(place, history)
+                self.check(shard, history)
                 watching[0] = True
                 reads.append(1)
             return 0
@@ -109,12 +109,12 @@ class Watched(TreeScenario):
         reads: list[int] = []
         disk.on_image = look
         for number in range(1, 10):
-            self.write(place, history, number)
+            self.write(shard, history, number)
             watching[0] = True
-            self._maintain(place, history, number)
+            self._maintain(shard, history, number)
             watching[0] = False
             disk.images.clear()
-        place.close()
+        shard.close()
         assert len(reads) > 100
 
 

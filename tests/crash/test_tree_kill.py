@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tree_real
-from tree_real import RealPlace, rows_of
+from tree_real import RealShard, rows_of
 
 from penstock.lsm.memtable import Edit
 from penstock.manifest.records import JobKind
@@ -23,8 +23,8 @@ SCRIPT = Path(tree_real.__file__)
 
 def stress(root: Path, seconds: float) -> None:
     """One writer, readers, snapshots; flush and compaction in the background on the process engine."""
-    place = RealPlace(str(root / "store"))
-    tree, stop = place.tree, threading.Event()
+    shard = RealShard(str(root / "store"))
+    tree, stop = shard.tree, threading.Event()
     errors: list[BaseException] = []
     floor: dict[bytes, int] = {}  # key: the least LSN a reader may find; raised after each apply
 
@@ -75,7 +75,7 @@ def stress(root: Path, seconds: float) -> None:
     for thread in threads:
         thread.join(60)
     statistics = tree.statistics()
-    place.close()
+    shard.close()
     if errors:
         raise errors[0]
     assert statistics.stored > 0
@@ -112,23 +112,23 @@ def kill_rounds(root: str, rounds: int, seed: int = 1) -> None:
 
 def check(root: str, told: int) -> None:
     """Nothing that was stored is lost, nothing of a killed job is left, and the tree works."""
-    place = RealPlace(root, background=False)
+    shard = RealShard(root, background=False)
     try:
-        stored = place.tree.stored
+        stored = shard.tree.stored
         assert stored >= told
         expected: dict[bytes, int] = {}
         for lsn in range(1, stored + 1):
             expected.update(dict.fromkeys(rows_of(lsn), lsn))
-        assert {key: int(value[:10]) for key, value in place.tree.scan()} == expected
-        place.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
-        place.collector.collect()
-        place.collector.collect()
-        listed = {file.meta.file_name.rsplit("/", 1)[-1] for file in place.tree._version.files()}
+        assert {key: int(value[:10]) for key, value in shard.tree.scan()} == expected
+        shard.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
+        shard.collector.collect()
+        shard.collector.collect()
+        listed = {file.meta.file_name.rsplit("/", 1)[-1] for file in shard.tree._version.files()}
         files = {name.name for name in Path(root, "tables/1").iterdir()}
         assert files == listed | {name.replace(".sst", ".idx") for name in listed}
-        assert not place.jobs.gate(1, JobKind.COMPACTION).is_shut()
+        assert not shard.jobs.gate(1, JobKind.COMPACTION).is_shut()
     finally:
-        place.close()
+        shard.close()
 
 
 def test_killed_in_the_middle(tmp_path: Path) -> None:

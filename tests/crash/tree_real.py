@@ -23,7 +23,7 @@ from penstock.scheduler.scheduler import Scheduler
 SETTINGS = TreeSettings(memtable_bytes=200_000, limits=LevelLimits(level0_runs=3, level1_bytes=4_000_000))
 
 
-class RealPlace:
+class RealShard:
     """Everything a tree needs, as a store will wire it."""
 
     def __init__(self, root: str, *, background: bool = True, grace_s: float = 0.0) -> None:
@@ -76,15 +76,15 @@ def rows_of(lsn: int) -> dict[bytes, Row]:
 
 
 def main(root: str) -> None:
-    place = RealPlace(root)
-    lsn = place.tree.stored
+    shard = RealShard(root)
+    lsn = shard.tree.stored
     print("stored", lsn, flush=True)
     while True:
         lsn += 1
-        place.tree.admit()
-        place.tree.apply(Edit(lsn=lsn, time_us=lsn, rows=rows_of(lsn)))
+        shard.tree.admit()
+        shard.tree.apply(Edit(lsn=lsn, time_us=lsn, rows=rows_of(lsn)))
         if lsn % 20 == 0:
-            print("stored", place.tree.stored, flush=True)
+            print("stored", shard.tree.stored, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ resumed tree must answer, after the edits above its `stored` are applied again, 
 
 from __future__ import annotations
 
-from place_scenario import PlaceScenario
-from tree_place import Model, Place, Write
+from shard_scenario import ShardScenario
+from tree_under_test import Model, TreeUnderTest, Write
 
 from penstock.lsm.rows import NEVER
 from penstock.testing import History, SimulatedDisk, Violation
@@ -29,56 +29,56 @@ def batch(number: int) -> list[Write]:
     ]
 
 
-class TreeScenario(PlaceScenario[Place]):
+class TreeScenario(ShardScenario[TreeUnderTest]):
     """Edits of all kinds."""
 
     records = 9
     flush_every = 1
     compact_every = 3
 
-    def make(self, disk: SimulatedDisk) -> Place:
-        return Place(disk, grace_s=0)
+    def make(self, disk: SimulatedDisk) -> TreeUnderTest:
+        return TreeUnderTest(disk, grace_s=0)
 
-    def write(self, place: Place, history: History, number: int) -> None:
-        history.note("edit", number, place.clock.time_us())
-        place.write(batch(number))
+    def write(self, shard: TreeUnderTest, history: History, number: int) -> None:
+        history.note("edit", number, shard.clock.time_us())
+        shard.write(batch(number))
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
-        place = self.reopen(disk, history)
+        shard = self.reopen(disk, history)
         last_us = max([0, *(event[2] for event in history.events if event[0] == "edit")])
-        place.clock.advance(max(0.0, (last_us - place.clock.time_us()) / 1e6))  # the time of records never goes back
+        shard.clock.advance(max(0.0, (last_us - shard.clock.time_us()) / 1e6))  # the time of records never goes back
         try:
             for word, *values in history.events:
-                if word == "edit" and values[0] > place.tree.stored:
-                    place.write_at(batch(values[0]), values[0], values[1])
-            self.check(place, history)
-            place.collector.collect()
-            place.clock.advance(1)
-            place.collector.collect()
-            self._no_strays(place)
-            self.write(place, history, 1 + max([0, *(event[1] for event in history.events if event[0] == "edit")]))
-            self.store(place, history)
-            place.compact()
-            place.collector.collect()
-            self.check(place, history)
-            self._no_strays(place)
+                if word == "edit" and values[0] > shard.tree.stored:
+                    shard.write_at(batch(values[0]), values[0], values[1])
+            self.check(shard, history)
+            shard.collector.collect()
+            shard.clock.advance(1)
+            shard.collector.collect()
+            self._no_strays(shard)
+            self.write(shard, history, 1 + max([0, *(event[1] for event in history.events if event[0] == "edit")]))
+            self.store(shard, history)
+            shard.compact()
+            shard.collector.collect()
+            self.check(shard, history)
+            self._no_strays(shard)
         finally:
-            place.close()
+            shard.close()
 
-    def check(self, place: Place, history: History) -> None:
+    def check(self, shard: TreeUnderTest, history: History) -> None:
         model = Model()
         for word, *values in history.events:
             if word == "edit":
                 model.write(batch(values[0]), values[1])
-        expected = model.live(max(place.clock.time_us(), place.tree.time_us))
-        found = dict(place.tree.scan())
+        expected = model.live(max(shard.clock.time_us(), shard.tree.time_us))
+        found = dict(shard.tree.scan())
         if found != expected:
             wrong = {k: (found.get(k), expected.get(k)) for k in {*found, *expected} if found.get(k) != expected.get(k)}
             raise Violation(f"the tree answers otherwise than it was told (found, expected): {wrong}")
 
-    def _no_strays(self, place: Place) -> None:
-        listed = {file.meta.file_name.rsplit("/", 1)[-1] for file in place.tree._version.files()}
+    def _no_strays(self, shard: TreeUnderTest) -> None:
+        listed = {file.meta.file_name.rsplit("/", 1)[-1] for file in shard.tree._version.files()}
         names = {*listed, *(name.replace(".sst", ".idx") for name in listed)}
-        strays = set(place.files()) - names
+        strays = set(shard.files()) - names
         if strays:
             raise Violation(f"files that nobody lists are left: {sorted(strays)}")

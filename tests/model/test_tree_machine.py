@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from lsm_files import puts
 from lsm_files import write as write_sstable
-from place_rules import MaintenanceRules
-from tree_place import Model, Place, Write
+from maintenance_rules import MaintenanceRules
+from tree_under_test import Model, TreeUnderTest, Write
 
 from penstock.lsm import memtable
 from penstock.lsm.operators import union_of
@@ -57,25 +57,25 @@ def writes(draw: st.DrawFn) -> list[Write]:
 
 
 class TreeMachineRules(MaintenanceRules):
-    place: Place
+    shard: TreeUnderTest
 
     @initialize(bare=st.booleans())
     def start(self, bare: bool) -> None:
         self.patches = pytest.MonkeyPatch()
         if bare:
             self.patches.setattr(memtable, "_BARE_PUTS_MIN", 1)
-        self.place = Place()
+        self.shard = TreeUnderTest()
         self.model = Model()
         self.snapshots: list[tuple[Snapshot, dict[bytes, bytes], list[tuple[bytes, bytes, int]]]] = []
 
     def teardown(self) -> None:
         self.patches.undo()
-        if hasattr(self, "place"):
-            self.place.close()
+        if hasattr(self, "shard"):
+            self.shard.close()
 
     @property
     def now_us(self) -> int:
-        return max(self.place.clock.time_us(), self.place.tree.time_us)
+        return max(self.shard.clock.time_us(), self.shard.tree.time_us)
 
     @rule(batch=writes())
     def write(self, batch: list[Write]) -> None:
@@ -83,52 +83,52 @@ class TreeMachineRules(MaintenanceRules):
         timed = [
             w._replace(expires_us=now_us + w.expires_us if w.expires_us not in (0, NEVER) else NEVER) for w in batch
         ]
-        self.place.write_at(timed, self.place.tree.lsn + 1, now_us)
-        self.model.write(timed, now_us, self.place.tree.lsn)
+        self.shard.write_at(timed, self.shard.tree.lsn + 1, now_us)
+        self.model.write(timed, now_us, self.shard.tree.lsn)
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
-        self.place.clock.advance(seconds)
+        self.shard.clock.advance(seconds)
 
     @rule(seconds=st.sampled_from([-3600.0, -1.0, 3600.0]))
     def clock_jumps(self, seconds: float) -> None:
-        self.place.clock.jump(seconds)
+        self.shard.clock.jump(seconds)
 
     @rule(pairs=st.dictionaries(keys, values, min_size=1, max_size=8), cut=st.integers(0, 8))
     def adopt(self, pairs: dict[bytes, bytes], cut: int) -> None:
         """Files built elsewhere, one or two, as one run."""
-        place, ordered = self.place, sorted(pairs)
+        shard, ordered = self.shard, sorted(pairs)
         parts = [part for part in (ordered[:cut], ordered[cut:]) if part]
-        ids = [int(place.manifest.reserve_chunk_id()) for _ in parts]
+        ids = [int(shard.manifest.reserve_chunk_id()) for _ in parts]
         for chunk_id, part in zip(ids, parts, strict=True):
             path = f"/store/tables/1/{chunk_id:020d}.sst"
-            write_sstable(place.disk, path, puts({key: pairs[key] for key in part}), chunk_id=chunk_id)
-        now_us = max(place.clock.time_us(), place.tree.time_us)
-        place.maintenance.adopt(place.tree, ids, place.tree.lsn + 1, now_us)
-        self.model.write([Write("put", key, value) for key, value in pairs.items()], now_us, place.tree.lsn)
+            write_sstable(shard.disk, path, puts({key: pairs[key] for key in part}), chunk_id=chunk_id)
+        now_us = max(shard.clock.time_us(), shard.tree.time_us)
+        shard.maintenance.adopt(shard.tree, ids, shard.tree.lsn + 1, now_us)
+        self.model.write([Write("put", key, value) for key, value in pairs.items()], now_us, shard.tree.lsn)
 
     @precondition(lambda self: len(self.snapshots) < 4)
     @rule()
     def snapshot(self) -> None:
         now_us = self.now_us
-        self.snapshots.append((self.place.tree.snapshot(), self.model.live(now_us), self.model.stamped(now_us)))
+        self.snapshots.append((self.shard.tree.snapshot(), self.model.live(now_us), self.model.stamped(now_us)))
 
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data(), close=st.booleans())
     def read_snapshot(self, data: st.DataObject, close: bool) -> None:
-        place = data.draw(st.integers(0, len(self.snapshots) - 1))
-        snapshot, expected, stamped = self.snapshots[place]
+        position = data.draw(st.integers(0, len(self.snapshots) - 1))
+        snapshot, expected, stamped = self.snapshots[position]
         assert dict(snapshot.scan()) == expected
         assert list(snapshot.scan(reverse=True)) == list(reversed(expected.items()))
         assert arrow(snapshot.scan_arrow()) == stamped
         if close:
             snapshot.close()
-            del self.snapshots[place]
+            del self.snapshots[position]
 
     @precondition(lambda self: not self.snapshots)
     @rule()
     def reopen(self) -> None:
-        self.place.reopen()
+        self.shard.reopen()
 
     @rule(
         start=keys,
@@ -144,7 +144,7 @@ class TreeMachineRules(MaintenanceRules):
         ]
         live = [row[:2] for row in stamped]
         cut = slice(None) if limit < 0 else slice(limit)
-        tree = self.place.tree
+        tree = self.shard.tree
         assert list(tree.scan(start, end, prefix=prefix, limit=limit)) == live[cut]
         assert list(tree.scan(start, end, prefix=prefix, limit=limit, reverse=True)) == live[::-1][cut]
         assert arrow(tree.scan_arrow(start, end, prefix=prefix)) == stamped
@@ -152,14 +152,14 @@ class TreeMachineRules(MaintenanceRules):
     @rule(some=st.lists(keys, max_size=5))
     def get(self, some: list[bytes]) -> None:
         live = self.model.live(self.now_us)
-        assert [self.place.tree.get(key) for key in some] == [live.get(key) for key in some]
+        assert [self.shard.tree.get(key) for key in some] == [live.get(key) for key in some]
 
     @invariant()
     def all_is_there(self) -> None:
-        if hasattr(self, "place"):
+        if hasattr(self, "shard"):
             live = self.model.live(self.now_us)
-            assert dict(self.place.tree.scan()) == live
-            assert {key: self.place.tree.get(key) for key in live} == live
+            assert dict(self.shard.tree.scan()) == live
+            assert {key: self.shard.tree.get(key) for key in live} == live
 
 
 def arrow(batches: object) -> list[tuple[bytes, bytes, int]]:

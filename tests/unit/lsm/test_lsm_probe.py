@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tree_place import Place, Write
+from tree_under_test import TreeUnderTest, Write
 
 from penstock.lsm import index as index_module
 from penstock.lsm import merge, sstable, view
@@ -24,29 +24,29 @@ KEYS = [
 
 def check_history(seed: int, *, deletes: bool) -> None:
     """Write at random, and ask for all keys after each step."""
-    place, chance = Place(), random.Random(seed)
+    shard, chance = TreeUnderTest(), random.Random(seed)
     try:
         for _ in range(25):
             writes = [Write("put", key, chance.randbytes(chance.choice([0, 5]))) for key in chance.sample(KEYS, 20)]
             if deletes:
                 writes += [Write("delete", key) for key in chance.sample(KEYS, 3)]
-                soon_us = place.clock.time_us() + 2_000_000
+                soon_us = shard.clock.time_us() + 2_000_000
                 writes += [Write("put", key, b"", soon_us) for key in chance.sample(KEYS, 2)]
                 writes += [Write("add_i64", key, bytes(8)) for key in (b"sum 1", b"sum 2")]
                 if chance.random() < 0.1:
                     start, end = sorted(chance.sample(KEYS, 2))
                     writes.append(Write("delete_range", start, end))
-            place.write(list({write.key: write for write in writes}.values()))
-            place.clock.advance(1)
+            shard.write(list({write.key: write for write in writes}.values()))
+            shard.clock.advance(1)
             if chance.random() < 0.5:
-                place.flush()
+                shard.flush()
             if chance.random() < 0.3:
-                place.compact(everything=chance.random() < 0.5)
+                shard.compact(everything=chance.random() < 0.5)
             asked = chance.sample([*KEYS, *(b"absent %d" % number for number in range(40)), b"sum 1"], 150)
-            reader = place.tree.view
+            reader = shard.tree.view
             assert reader.existing(asked).tolist() == [reader.get(key) is not None for key in asked]
     finally:
-        place.close()
+        shard.close()
 
 
 @pytest.fixture(params=["hashes", "equal hashes"])
@@ -87,15 +87,15 @@ def test_the_check_catches(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keys_outside_the_files_are_not_even_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place()
-    place.write([Write("put", b"m%03d" % number) for number in range(100)])
-    place.flush()
+    shard = TreeUnderTest()
+    shard.write([Write("put", b"m%03d" % number) for number in range(100)])
+    shard.flush()
     monkeypatch.setattr(view, "ProbedKeys", None)
     for letter in (b"a", b"z"):
-        assert not place.tree.view.existing([letter + b"%03d" % number for number in range(100)]).any()
+        assert not shard.tree.view.existing([letter + b"%03d" % number for number in range(100)]).any()
     with pytest.raises(TypeError):
-        place.tree.view.existing([b"m%03d" % number for number in range(100)])
-    place.close()
+        shard.tree.view.existing([b"m%03d" % number for number in range(100)])
+    shard.close()
 
 
 def test_keys_of_no_length_are_equal() -> None:

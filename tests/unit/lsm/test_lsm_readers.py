@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from store_model import SETTINGS, open_simulated
-from tree_place import Place
-from tree_place import Write as WriteToTree
+from tree_under_test import TreeUnderTest
+from tree_under_test import Write as WriteToTree
 
 import penstock
 from penstock.errors import Closed, WaitExpired
@@ -203,43 +203,43 @@ def test_a_record_of_an_older_version_is_a_length() -> None:
 @pytest.mark.parametrize(("made_before", "lease_s"), [(False, 0.0), (False, 100.0), (True, 0.0), (True, 100.0)])
 def test_a_replaced_file_waits_for_readers_of_before_the_opening_alone(made_before: bool, lease_s: float) -> None:
     """Nobody elsewhere has the name of a file that was made since, but through a pin here."""
-    place = Place(grace_s=60.0)
+    shard = TreeUnderTest(grace_s=60.0)
     if lease_s:
-        place.collector.readers.expect(lease_s)
+        shard.collector.readers.expect(lease_s)
     if not made_before:
-        place.reopen()
+        shard.reopen()
     for number in range(2):
-        place.write([WriteToTree("put", b"%d" % number, b"v")])
-        place.maintenance.flush(place.tree)
+        shard.write([WriteToTree("put", b"%d" % number, b"v")])
+        shard.maintenance.flush(shard.tree)
     if made_before:
-        place.reopen()
-    assert place.maintenance.compact(place.tree, everything=True)
+        shard.reopen()
+    assert shard.maintenance.compact(shard.tree, everything=True)
     if made_before and lease_s:
-        assert place.collector.collect() == 0
-        assert len(place.files()) == 6
-        place.clock.advance(lease_s)
-    assert place.collector.collect() == 4
-    assert len(place.files()) == 2
-    assert dict(place.tree.scan()) == {b"0": b"v", b"1": b"v"}
+        assert shard.collector.collect() == 0
+        assert len(shard.files()) == 6
+        shard.clock.advance(lease_s)
+    assert shard.collector.collect() == 4
+    assert len(shard.files()) == 2
+    assert dict(shard.tree.scan()) == {b"0": b"v", b"1": b"v"}
 
 
 @pytest.mark.parametrize("lease_s", [0.0, 100.0])
 def test_what_an_earlier_process_left_goes_at_once_and_what_may_be_on_its_way_later(lease_s: float) -> None:
-    place = Place(grace_s=60.0)
+    shard = TreeUnderTest(grace_s=60.0)
     if lease_s:
-        place.collector.readers.expect(lease_s)
-    old = int(place.manifest.reserve_chunk_id())
-    place.disk.create(f"/store/tables/1/{old:020d}.sst")
-    place.reopen()
-    new = int(place.manifest.reserve_chunk_id())
+        shard.collector.readers.expect(lease_s)
+    old = int(shard.manifest.reserve_chunk_id())
+    shard.disk.create(f"/store/tables/1/{old:020d}.sst")
+    shard.reopen()
+    new = int(shard.manifest.reserve_chunk_id())
     assert new > old
-    place.disk.create(f"/store/tables/1/{new:020d}.sst.tmp")
-    assert place.collector.collect() == (0 if lease_s else 1)
-    place.clock.advance(61)
-    assert place.collector.collect() == 1
-    place.clock.advance(lease_s)
-    place.collector.collect()
-    assert place.files() == []
+    shard.disk.create(f"/store/tables/1/{new:020d}.sst.tmp")
+    assert shard.collector.collect() == (0 if lease_s else 1)
+    shard.clock.advance(61)
+    assert shard.collector.collect() == 1
+    shard.clock.advance(lease_s)
+    shard.collector.collect()
+    assert shard.files() == []
 
 
 def test_a_closing_store_removes_what_nobody_needs_unless_a_lease_is_out(tmp_path: Path) -> None:
@@ -257,16 +257,16 @@ def test_a_closing_store_removes_what_nobody_needs_unless_a_lease_is_out(tmp_pat
 
 
 def test_a_replaced_file_that_is_read_stays() -> None:
-    place = Place(grace_s=60.0)
+    shard = TreeUnderTest(grace_s=60.0)
     for number in range(2):
-        place.write([WriteToTree("put", b"%d" % number, b"v")])
-        place.maintenance.flush(place.tree)
-    with place.tree.snapshot() as snapshot:
-        place.maintenance.compact(place.tree, everything=True)
-        assert place.collector.collect() == 0
+        shard.write([WriteToTree("put", b"%d" % number, b"v")])
+        shard.maintenance.flush(shard.tree)
+    with shard.tree.snapshot() as snapshot:
+        shard.maintenance.compact(shard.tree, everything=True)
+        assert shard.collector.collect() == 0
         assert dict(snapshot.scan()) == {b"0": b"v", b"1": b"v"}
     del snapshot
-    assert place.collector.collect() == 4
+    assert shard.collector.collect() == 4
 
 
 @pytest.mark.parametrize("how", ["no note", "a damaged note", "a trusted clock"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lsm_files import puts, write
-from tree_place import Place, Write
+from tree_under_test import TreeUnderTest, Write
 
 from penstock.errors import Backpressure, Closed, CommitFailed, CorruptionError, GateShut, Invalid, OutcomeUnknown
 from penstock.lsm import merge
@@ -24,166 +24,166 @@ from penstock.testing import FakeClock
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    place = Place(grace_s=30)
-    yield place
-    place.close()
+def shard() -> Iterator[TreeUnderTest]:
+    shard = TreeUnderTest(grace_s=30)
+    yield shard
+    shard.close()
 
 
-def put(place: Place, *keys: bytes, value: bytes = b"v") -> None:
-    place.write([Write("put", key, value) for key in keys])
+def put(shard: TreeUnderTest, *keys: bytes, value: bytes = b"v") -> None:
+    shard.write([Write("put", key, value) for key in keys])
 
 
-def test_a_snapshot_keeps_its_files_until_it_is_closed(place: Place) -> None:
-    put(place, b"a", b"b")
-    place.maintenance.flush(place.tree)
-    old = place.files()
-    snapshot = place.tree.snapshot()
-    put(place, b"a", value=b"new")
-    place.maintenance.flush(place.tree)
-    assert place.maintenance.compact(place.tree, everything=True)
-    place.clock.advance(1000)
-    place.collector.collect()
-    place.clock.advance(1000)
-    place.collector.collect()
-    assert set(old) <= set(place.files())  # listed no more, and yet needed
+def test_a_snapshot_keeps_its_files_until_it_is_closed(shard: TreeUnderTest) -> None:
+    put(shard, b"a", b"b")
+    shard.maintenance.flush(shard.tree)
+    old = shard.files()
+    snapshot = shard.tree.snapshot()
+    put(shard, b"a", value=b"new")
+    shard.maintenance.flush(shard.tree)
+    assert shard.maintenance.compact(shard.tree, everything=True)
+    shard.clock.advance(1000)
+    shard.collector.collect()
+    shard.clock.advance(1000)
+    shard.collector.collect()
+    assert set(old) <= set(shard.files())  # listed no more, and yet needed
     assert dict(snapshot.scan()) == {b"a": b"v", b"b": b"v"}
     assert {file.meta.file_name.split("/")[-1] for file in snapshot.version.files()} <= set(old)
     snapshot.close()
     del snapshot
     gc.collect()
-    assert place.collector.collect() == 2
-    assert not set(old) & set(place.files())
-    assert place.tree.get(b"a") == b"new"
+    assert shard.collector.collect() == 2
+    assert not set(old) & set(shard.files())
+    assert shard.tree.get(b"a") == b"new"
 
 
-def test_a_closed_snapshot_says_so(place: Place) -> None:
-    snapshot = place.tree.snapshot()
+def test_a_closed_snapshot_says_so(shard: TreeUnderTest) -> None:
+    snapshot = shard.tree.snapshot()
     snapshot.close()
     with pytest.raises(Closed, match="take another"):
         snapshot.get(b"a")
 
 
-def test_a_hundred_snapshots_leave_few_memtables(place: Place) -> None:
+def test_a_hundred_snapshots_leave_few_memtables(shard: TreeUnderTest) -> None:
     held = []
     for number in range(100):
-        put(place, b"%03d" % number)
-        held.append(place.tree.snapshot())
-    assert len(place.tree._version.frozen) <= 8
+        put(shard, b"%03d" % number)
+        held.append(shard.tree.snapshot())
+    assert len(shard.tree._version.frozen) <= 8
     assert [len(list(snapshot.scan())) for snapshot in held] == list(range(1, 101))
 
 
 @pytest.mark.parametrize("flushed", [0, 1, 2])
 def test_a_scan_of_memtables_holds_a_slice_at_a_time(
-    place: Place, monkeypatch: pytest.MonkeyPatch, flushed: int
+    shard: TreeUnderTest, monkeypatch: pytest.MonkeyPatch, flushed: int
 ) -> None:
     monkeypatch.setattr(merge, "SLICE_ROWS", 400)
     for number in range(4):  # each over what was there before, and between
-        put(place, *(b"%05d" % key for key in range(number, 6_000, 3 + number)), value=b"%d" % number)
-        place.tree.freeze()
+        put(shard, *(b"%05d" % key for key in range(number, 6_000, 3 + number)), value=b"%d" % number)
+        shard.tree.freeze()
         if number < flushed:
-            place.maintenance.flush(place.tree)
-    place.write([Write("delete", b"%05d" % key) for key in range(0, 6_000, 7)])
+            shard.maintenance.flush(shard.tree)
+    shard.write([Write("delete", b"%05d" % key) for key in range(0, 6_000, 7)])
     for start, end in ((b"", None), (b"01", b"0357"), (b"02000", b"02000"), (b"9", None)):
-        batches = list(place.tree.scan_arrow(start, end))
+        batches = list(shard.tree.scan_arrow(start, end))
         rows = [row for batch in batches for row in batch.to_pylist()]
-        assert [(row["key"], row["value"]) for row in rows] == list(place.tree.scan(start, end))
+        assert [(row["key"], row["value"]) for row in rows] == list(shard.tree.scan(start, end))
         assert all(batch.num_rows <= 1_000 for batch in batches)
     large = {b"%02d" % number: bytes(1 << 20) for number in range(30)}
     monkeypatch.setattr(merge, "SLICE_BYTES", 4 << 20)
     for key, value in large.items():
-        put(place, b"x" + key, value=value)
-    sizes = [batch.nbytes for batch in place.tree.scan_arrow(b"x")]
+        put(shard, b"x" + key, value=value)
+    sizes = [batch.nbytes for batch in shard.tree.scan_arrow(b"x")]
     assert sum(sizes) >= 30 << 20
     assert max(sizes) <= 8 << 20
 
 
-def test_unlisted_files_go_after_their_grace(place: Place) -> None:
-    put(place, b"a")
-    place.maintenance.flush(place.tree)
-    listed = place.files()
-    place.disk.create("/store/tables/1/00000000000000000999.sst")
-    place.disk.create("/store/tables/1/00000000000000000999.idx.tmp")
-    place.disk.create("/store/tables/1/notes.txt")
-    assert place.collector.collect() == 0
-    place.clock.advance(29)
-    assert place.collector.collect() == 0
-    place.clock.advance(2)
-    assert place.collector.collect() == 2
-    assert place.files() == sorted([*listed, "notes.txt"])
+def test_unlisted_files_go_after_their_grace(shard: TreeUnderTest) -> None:
+    put(shard, b"a")
+    shard.maintenance.flush(shard.tree)
+    listed = shard.files()
+    shard.disk.create("/store/tables/1/00000000000000000999.sst")
+    shard.disk.create("/store/tables/1/00000000000000000999.idx.tmp")
+    shard.disk.create("/store/tables/1/notes.txt")
+    assert shard.collector.collect() == 0
+    shard.clock.advance(29)
+    assert shard.collector.collect() == 0
+    shard.clock.advance(2)
+    assert shard.collector.collect() == 2
+    assert shard.files() == sorted([*listed, "notes.txt"])
 
 
-def test_a_file_being_published_is_not_collected(place: Place) -> None:
-    place.tree.use.announce([77])
-    place.disk.create("/store/tables/1/00000000000000000077.sst")
-    place.collector.collect()
-    place.clock.advance(100)
-    assert place.collector.collect() == 0
-    place.tree.use.withdraw([77])
-    place.collector.collect()
-    place.clock.advance(100)
-    assert place.collector.collect() == 1
+def test_a_file_being_published_is_not_collected(shard: TreeUnderTest) -> None:
+    shard.tree.use.announce([77])
+    shard.disk.create("/store/tables/1/00000000000000000077.sst")
+    shard.collector.collect()
+    shard.clock.advance(100)
+    assert shard.collector.collect() == 0
+    shard.tree.use.withdraw([77])
+    shard.collector.collect()
+    shard.clock.advance(100)
+    assert shard.collector.collect() == 1
 
 
-def test_adopted_files_are_the_newest_run(place: Place) -> None:
-    put(place, b"a", b"m", b"z", value=b"old")
-    ids = [int(place.manifest.reserve_chunk_id()) for _ in range(2)]
-    write(place.disk, f"/store/tables/1/{ids[0]:020d}.sst", puts({b"a": b"adopted"}, lsn=999), chunk_id=ids[0])
-    write(place.disk, f"/store/tables/1/{ids[1]:020d}.sst", puts({b"m": b"adopted"}, lsn=999), chunk_id=ids[1])
-    place.maintenance.adopt(place.tree, ids, lsn=10, time_us=place.clock.time_us())
-    assert place.tree.lsn == place.tree.stored == 10
-    put(place, b"m", value=b"newer")
+def test_adopted_files_are_the_newest_run(shard: TreeUnderTest) -> None:
+    put(shard, b"a", b"m", b"z", value=b"old")
+    ids = [int(shard.manifest.reserve_chunk_id()) for _ in range(2)]
+    write(shard.disk, f"/store/tables/1/{ids[0]:020d}.sst", puts({b"a": b"adopted"}, lsn=999), chunk_id=ids[0])
+    write(shard.disk, f"/store/tables/1/{ids[1]:020d}.sst", puts({b"m": b"adopted"}, lsn=999), chunk_id=ids[1])
+    shard.maintenance.adopt(shard.tree, ids, lsn=10, time_us=shard.clock.time_us())
+    assert shard.tree.lsn == shard.tree.stored == 10
+    put(shard, b"m", value=b"newer")
     expected = {b"a": b"adopted", b"m": b"newer", b"z": b"old"}
-    assert dict(place.tree.scan()) == expected
-    row = place.tree.get_row(b"a")
+    assert dict(shard.tree.scan()) == expected
+    row = shard.tree.get_row(b"a")
     assert row is not None
     assert row[2] == 10  # the record's LSN stands for the column's
-    place.maintenance.flush(place.tree)
-    place.reopen()
-    assert dict(place.tree.scan()) == expected
-    place.maintenance.compact(place.tree, everything=True)
-    place.reopen()
-    assert dict(place.tree.scan()) == expected
+    shard.maintenance.flush(shard.tree)
+    shard.reopen()
+    assert dict(shard.tree.scan()) == expected
+    shard.maintenance.compact(shard.tree, everything=True)
+    shard.reopen()
+    assert dict(shard.tree.scan()) == expected
     with pytest.raises(Invalid, match="applied already"):
-        place.maintenance.adopt(place.tree, ids, lsn=5, time_us=0)
+        shard.maintenance.adopt(shard.tree, ids, lsn=5, time_us=0)
 
 
-def test_adopted_files_may_overlap(place: Place) -> None:
-    ids = [int(place.manifest.reserve_chunk_id()) for _ in range(2)]
+def test_adopted_files_may_overlap(shard: TreeUnderTest) -> None:
+    ids = [int(shard.manifest.reserve_chunk_id()) for _ in range(2)]
     for chunk_id in ids:
         rows = puts({b"a": b"%d" % chunk_id, b"b": b"2"})
-        write(place.disk, f"/store/tables/1/{chunk_id:020d}.sst", rows, chunk_id=chunk_id)
-    place.maintenance.adopt(place.tree, ids, lsn=10, time_us=0)
-    assert place.tree.statistics().level0_runs == 2
+        write(shard.disk, f"/store/tables/1/{chunk_id:020d}.sst", rows, chunk_id=chunk_id)
+    shard.maintenance.adopt(shard.tree, ids, lsn=10, time_us=0)
+    assert shard.tree.statistics().level0_runs == 2
     expected = {b"a": b"%d" % ids[1], b"b": b"2"}  # the higher number counts
-    assert dict(place.tree.scan()) == expected
-    place.reopen()
-    assert dict(place.tree.scan()) == expected
+    assert dict(shard.tree.scan()) == expected
+    shard.reopen()
+    assert dict(shard.tree.scan()) == expected
 
 
-def test_adopted_files_must_be_ours(place: Place) -> None:
-    write(place.disk, "/store/tables/1/00000000000000000500.sst", puts({b"a": b"1"}), chunk_id=501)
+def test_adopted_files_must_be_ours(shard: TreeUnderTest) -> None:
+    write(shard.disk, "/store/tables/1/00000000000000000500.sst", puts({b"a": b"1"}), chunk_id=501)
     with pytest.raises(Invalid, match="another id"):
-        place.maintenance.adopt(place.tree, [500], lsn=10, time_us=0)
-    assert place.tree.lsn == 0
+        shard.maintenance.adopt(shard.tree, [500], lsn=10, time_us=0)
+    assert shard.tree.lsn == 0
 
 
-def test_a_flush_takes_the_oldest_memtables_that_make_one(place: Place) -> None:
+def test_a_flush_takes_the_oldest_memtables_that_make_one(shard: TreeUnderTest) -> None:
     """A flush of all that waits would take as much memory again."""
-    size = place.tree.settings.memtable_bytes
+    size = shard.tree.settings.memtable_bytes
     for number, part in enumerate((0.4, 0.4, 0.4, 1.5, 0.1)):
-        put(place, b"%d" % number, value=bytes(int(size * part)))
-        place.tree.freeze()
+        put(shard, b"%d" % number, value=bytes(int(size * part)))
+        shard.tree.freeze()
     taken: list[int] = []
-    while place.tree.has_unflushed():
-        place.maintenance.request_flush(place.tree)
-        assert place.maintenance.run(JobKind.FLUSH) == 1
-        taken.append(place.tree.stored)
+    while shard.tree.has_unflushed():
+        shard.maintenance.request_flush(shard.tree)
+        assert shard.maintenance.run(JobKind.FLUSH) == 1
+        taken.append(shard.tree.stored)
     assert taken == [2, 3, 4, 5]  # the first two together
-    assert len(dict(place.tree.scan())) == 5
+    assert len(dict(shard.tree.scan())) == 5
 
 
-def test_what_waits_after_a_flush_is_asked_for(place: Place) -> None:
+def test_what_waits_after_a_flush_is_asked_for(shard: TreeUnderTest) -> None:
     woken: list[str] = []
     tree = Tree([], lambda meta: pytest.fail("no file is opened"), clock=FakeClock(), wake=woken.append)
     for lsn in (1, 2):
@@ -195,178 +195,178 @@ def test_what_waits_after_a_flush_is_asked_for(place: Place) -> None:
     assert woken == ["flush"]
 
 
-def test_a_crash_in_flight_shuts_the_gate_until_it_is_repaired(place: Place) -> None:
-    put(place, b"a")
-    place.tree.freeze()
-    place.maintenance.request_flush(place.tree)
-    lease = place.jobs.acquire("doomed")
+def test_a_crash_in_flight_shuts_the_gate_until_it_is_repaired(shard: TreeUnderTest) -> None:
+    put(shard, b"a")
+    shard.tree.freeze()
+    shard.maintenance.request_flush(shard.tree)
+    lease = shard.jobs.acquire("doomed")
     assert lease is not None
-    chunk_id = int(place.manifest.reserve_chunk_id())
-    writer = place.maintenance._files.writer(place.maintenance.trees()[0][1], chunk_id)
-    writer.append(place.tree._version.frozen[0].columns())
+    chunk_id = int(shard.manifest.reserve_chunk_id())
+    writer = shard.maintenance._files.writer(shard.maintenance.trees()[0][1], chunk_id)
+    writer.append(shard.tree._version.frozen[0].columns())
     writer.finish()  # ... and the process dies before it could commit
-    place.reopen()
+    shard.reopen()
     left = {"00000000000000000001.idx", "00000000000000000001.sst"}
-    assert set(place.files()) == left
-    assert place.jobs.gate(1, 1).is_shut()
-    place.maintenance.flush(place.tree)  # does the repair first
-    assert not place.jobs.gate(1, 1).is_shut()
-    assert place.tree.stored == 1
-    assert place.collector.collect() == 2
-    assert not left & set(place.files())
+    assert set(shard.files()) == left
+    assert shard.jobs.gate(1, 1).is_shut()
+    shard.maintenance.flush(shard.tree)  # does the repair first
+    assert not shard.jobs.gate(1, 1).is_shut()
+    assert shard.tree.stored == 1
+    assert shard.collector.collect() == 2
+    assert not left & set(shard.files())
 
 
-def test_a_repair_fails_while_a_listed_file_is_missing_and_each_opening_tries_again(place: Place) -> None:
-    put(place, b"a")
-    place.maintenance.flush(place.tree)
-    put(place, b"b")
-    place.tree.freeze()
-    place.maintenance.request_flush(place.tree)
-    assert place.jobs.acquire("doomed") is not None
-    missing = next(name for name in place.files() if name.endswith(".sst"))
-    place.disk.rename(f"/store/tables/1/{missing}", f"/store/tables/1/{missing}.away")
+def test_a_repair_fails_while_a_listed_file_is_missing_and_each_opening_tries_again(shard: TreeUnderTest) -> None:
+    put(shard, b"a")
+    shard.maintenance.flush(shard.tree)
+    put(shard, b"b")
+    shard.tree.freeze()
+    shard.maintenance.request_flush(shard.tree)
+    assert shard.jobs.acquire("doomed") is not None
+    missing = next(name for name in shard.files() if name.endswith(".sst"))
+    shard.disk.rename(f"/store/tables/1/{missing}", f"/store/tables/1/{missing}.away")
     for opening in range(7):
-        place.reopen()
+        shard.reopen()
         if opening % 2:
-            place.maintenance.close_tree(1, 0)  # as in a store, where a table is opened on its first use
+            shard.maintenance.close_tree(1, 0)  # as in a store, where a table is opened on its first use
         with pytest.raises(CorruptionError, match=missing):
-            place.maintenance.run(JobKind.FLUSH)
-        place.clock.advance(1000)
-    assert place.jobs.gate(1, 1).is_shut()
-    place.disk.rename(f"/store/tables/1/{missing}.away", f"/store/tables/1/{missing}")
-    place.reopen()
-    place.maintenance.flush(place.tree)
-    assert place.tree.stored == 2
+            shard.maintenance.run(JobKind.FLUSH)
+        shard.clock.advance(1000)
+    assert shard.jobs.gate(1, 1).is_shut()
+    shard.disk.rename(f"/store/tables/1/{missing}.away", f"/store/tables/1/{missing}")
+    shard.reopen()
+    shard.maintenance.flush(shard.tree)
+    assert shard.tree.stored == 2
 
 
-def test_a_flush_that_cannot_be_done_says_so(place: Place) -> None:
-    put(place, b"a")
-    place.disk._faults = {place.disk.operations + 12: "eio"}
+def test_a_flush_that_cannot_be_done_says_so(shard: TreeUnderTest) -> None:
+    put(shard, b"a")
+    shard.disk._faults = {shard.disk.operations + 12: "eio"}
     with pytest.raises(OSError, match="simulated"):
-        place.maintenance.flush(place.tree)
+        shard.maintenance.flush(shard.tree)
     with pytest.raises(GateShut, match="simulated eio"):  # it waits for its next attempt
-        place.maintenance.flush(place.tree)
-    place.clock.advance(60)
-    place.maintenance.flush(place.tree)
-    assert place.tree.stored == 1
+        shard.maintenance.flush(shard.tree)
+    shard.clock.advance(60)
+    shard.maintenance.flush(shard.tree)
+    assert shard.tree.stored == 1
 
 
-def test_an_unknown_outcome_is_found_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_outcome_is_found_out(shard: TreeUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that happened, or did not, without saying so: nothing is flushed twice."""
-    complete = place.jobs.complete
+    complete = shard.jobs.complete
     for happens in (True, False):
-        place.write([Write("add_i64", b"n", (1).to_bytes(8, "little"))])
+        shard.write([Write("add_i64", b"n", (1).to_bytes(8, "little"))])
 
         def unsure(lease: Lease, also: Any = (), happens: bool = happens) -> None:
             if happens:
                 complete(lease, also)
             raise OutcomeUnknown("who knows")
 
-        monkeypatch.setattr(place.jobs, "complete", unsure)
+        monkeypatch.setattr(shard.jobs, "complete", unsure)
         if happens:
-            place.maintenance.flush(place.tree)
+            shard.maintenance.flush(shard.tree)
         else:
             with pytest.raises(CommitFailed):
-                place.maintenance.flush(place.tree)
-        monkeypatch.setattr(place.jobs, "complete", complete)
-    place.clock.advance(100)
-    place.maintenance.flush(place.tree)
-    place.reopen()
-    place.maintenance.compact(place.tree, everything=True)
-    assert place.tree.get(b"n") == (2).to_bytes(8, "little")
+                shard.maintenance.flush(shard.tree)
+        monkeypatch.setattr(shard.jobs, "complete", complete)
+    shard.clock.advance(100)
+    shard.maintenance.flush(shard.tree)
+    shard.reopen()
+    shard.maintenance.compact(shard.tree, everything=True)
+    assert shard.tree.get(b"n") == (2).to_bytes(8, "little")
 
 
-def test_a_tree_is_not_closed_under_a_flush(place: Place) -> None:
-    with place.maintenance._at_work(1, 0), pytest.raises(GateShut, match="goes on"):
-        place.maintenance.close_tree(1, 0, timeout_s=0.01)
+def test_a_tree_is_not_closed_under_a_flush(shard: TreeUnderTest) -> None:
+    with shard.maintenance._at_work(1, 0), pytest.raises(GateShut, match="goes on"):
+        shard.maintenance.close_tree(1, 0, timeout_s=0.01)
 
 
-def test_files_outlive_a_lease_after_an_opening(place: Place) -> None:
+def test_files_outlive_a_lease_after_an_opening(shard: TreeUnderTest) -> None:
     for number in range(2):
-        put(place, b"%d" % number)
-        place.maintenance.flush(place.tree)
-    place.collector.readers.expect(1.0)  # less than the grace
-    place.reopen()
-    place.maintenance.compact(place.tree, everything=True)
+        put(shard, b"%d" % number)
+        shard.maintenance.flush(shard.tree)
+    shard.collector.readers.expect(1.0)  # less than the grace
+    shard.reopen()
+    shard.maintenance.compact(shard.tree, everything=True)
     gc.collect()
-    assert place.collector.collect() == 0
-    place.clock.advance(31)
-    assert place.collector.collect() == 4
+    assert shard.collector.collect() == 0
+    shard.clock.advance(31)
+    assert shard.collector.collect() == 4
 
 
-def compacted(place: Place) -> None:
-    put(place, b"%d" % place.tree.lsn)
-    place.maintenance.flush(place.tree)
-    place.maintenance.compact(place.tree, everything=True)
+def compacted(shard: TreeUnderTest) -> None:
+    put(shard, b"%d" % shard.tree.lsn)
+    shard.maintenance.flush(shard.tree)
+    shard.maintenance.compact(shard.tree, everything=True)
     gc.collect()
 
 
-def test_the_longest_lease_is_waited_for_after_an_opening(place: Place) -> None:
-    put(place, b"first")
-    place.maintenance.flush(place.tree)
-    place.collector.readers.expect(3_600.0)  # somebody elsewhere was told names of files
-    place.collector.readers.expect(60.0)
-    named = set(place.files())
-    place.reopen()
-    compacted(place)
-    place.clock.advance(3_599)
-    place.collector.collect()
-    assert named <= set(place.files())
-    place.collector.readers.keep(lambda: 0.0)  # too early: who came before the opening may be there
-    named = set(place.files())
-    place.reopen()  # which does not begin to wait anew
-    compacted(place)
-    place.clock.advance(60)  # what a record lasts longer than its leases
-    place.collector.collect()
-    assert named <= set(place.files())
-    place.clock.advance(6)
-    assert place.collector.collect() > 0
-    place.clock.advance(31)  # what is found by its name alone waits for its grace
-    place.collector.collect()
-    assert not named & set(place.files())
-    place.collector.readers.keep(lambda: 0.0)
-    named = set(place.files())
-    place.reopen()
-    compacted(place)
-    place.clock.advance(31)
-    assert place.collector.collect() > 0
-    assert not named & set(place.files())
+def test_the_longest_lease_is_waited_for_after_an_opening(shard: TreeUnderTest) -> None:
+    put(shard, b"first")
+    shard.maintenance.flush(shard.tree)
+    shard.collector.readers.expect(3_600.0)  # somebody elsewhere was told names of files
+    shard.collector.readers.expect(60.0)
+    named = set(shard.files())
+    shard.reopen()
+    compacted(shard)
+    shard.clock.advance(3_599)
+    shard.collector.collect()
+    assert named <= set(shard.files())
+    shard.collector.readers.keep(lambda: 0.0)  # too early: who came before the opening may be there
+    named = set(shard.files())
+    shard.reopen()  # which does not begin to wait anew
+    compacted(shard)
+    shard.clock.advance(60)  # what a record lasts longer than its leases
+    shard.collector.collect()
+    assert named <= set(shard.files())
+    shard.clock.advance(6)
+    assert shard.collector.collect() > 0
+    shard.clock.advance(31)  # what is found by its name alone waits for its grace
+    shard.collector.collect()
+    assert not named & set(shard.files())
+    shard.collector.readers.keep(lambda: 0.0)
+    named = set(shard.files())
+    shard.reopen()
+    compacted(shard)
+    shard.clock.advance(31)
+    assert shard.collector.collect() > 0
+    assert not named & set(shard.files())
 
 
-def test_expiry_in_a_compaction_is_judged_by_what_is_stored(place: Place) -> None:
+def test_expiry_in_a_compaction_is_judged_by_what_is_stored(shard: TreeUnderTest) -> None:
     """A record that is only in memory may be replayed, and must find then what it found the first time."""
-    now_us = place.clock.time_us()
-    place.write([Write("put", b"k", b"base", now_us + 10_000_000)])
-    place.maintenance.flush(place.tree)
-    place.write([Write("append", b"k", b"+x", now_us + 99_000_000)])
-    place.clock.advance(50)
-    place.write([Write("put", b"other", b"")])
-    assert place.tree.get(b"k") == b"base+x"
-    place.maintenance.compact(place.tree, everything=True)
-    place.reopen()
-    assert place.tree.get(b"k") == b"base+x"
+    now_us = shard.clock.time_us()
+    shard.write([Write("put", b"k", b"base", now_us + 10_000_000)])
+    shard.maintenance.flush(shard.tree)
+    shard.write([Write("append", b"k", b"+x", now_us + 99_000_000)])
+    shard.clock.advance(50)
+    shard.write([Write("put", b"other", b"")])
+    assert shard.tree.get(b"k") == b"base+x"
+    shard.maintenance.compact(shard.tree, everything=True)
+    shard.reopen()
+    assert shard.tree.get(b"k") == b"base+x"
 
 
-def test_a_range_delete_and_a_put_inside_it_are_never_seen_apart(place: Place) -> None:
-    put(place, b"k", value=b"old")
-    active = place.tree._version.active
+def test_a_range_delete_and_a_put_inside_it_are_never_seen_apart(shard: TreeUnderTest) -> None:
+    put(shard, b"k", value=b"old")
+    active = shard.tree._version.active
     assert active is not None
     seen: list[bytes | None] = []
     add = active._add_ranges
-    active._add_ranges = lambda added: (seen.append(place.tree.get(b"k")), add(added))  # type: ignore[method-assign, assignment, func-returns-value]
-    place.write([Write("delete_range", b"a", b"z"), Write("put", b"k", b"new")])
+    active._add_ranges = lambda added: (seen.append(shard.tree.get(b"k")), add(added))  # type: ignore[method-assign, assignment, func-returns-value]
+    shard.write([Write("delete_range", b"a", b"z"), Write("put", b"k", b"new")])
     assert seen == [b"new"]
-    assert place.tree.get(b"k") == b"new"
+    assert shard.tree.get(b"k") == b"new"
 
 
-def test_many_range_deletes(place: Place) -> None:
+def test_many_range_deletes(shard: TreeUnderTest) -> None:
     for number in range(500):
-        put(place, b"%03d" % number)
-        place.write([Write("delete_range", b"%03d" % number, b"%03d" % (number + 1))])
-    put(place, b"250")
-    assert list(place.tree.scan()) == [(b"250", b"v")]
-    place.maintenance.flush(place.tree)
-    assert list(place.tree.scan()) == [(b"250", b"v")]
+        put(shard, b"%03d" % number)
+        shard.write([Write("delete_range", b"%03d" % number, b"%03d" % (number + 1))])
+    put(shard, b"250")
+    assert list(shard.tree.scan()) == [(b"250", b"v")]
+    shard.maintenance.flush(shard.tree)
+    assert list(shard.tree.scan()) == [(b"250", b"v")]
 
 
 def test_writers_are_slowed_then_stopped() -> None:
@@ -510,34 +510,34 @@ def test_prefix_end(prefix: bytes, end: bytes | None) -> None:
 # -- what kinds with columns of their own use
 
 
-def test_the_values_below_a_key_are_found_without_folding(place: Place) -> None:
-    place.write([Write("put", b"a", b"0"), Write("append", b"b", b"x")])
-    place.maintenance.flush(place.tree)
-    place.write([Write("append", b"a", b"1")])
-    place.tree.freeze()
-    place.write([Write("append", b"a", b"2"), Write("delete", b"b"), Write("put", b"c", b"3")])
-    values = {key: place.tree.view.live_values(key) for key in (b"a", b"b", b"c", b"d")}
+def test_the_values_below_a_key_are_found_without_folding(shard: TreeUnderTest) -> None:
+    shard.write([Write("put", b"a", b"0"), Write("append", b"b", b"x")])
+    shard.maintenance.flush(shard.tree)
+    shard.write([Write("append", b"a", b"1")])
+    shard.tree.freeze()
+    shard.write([Write("append", b"a", b"2"), Write("delete", b"b"), Write("put", b"c", b"3")])
+    values = {key: shard.tree.view.live_values(key) for key in (b"a", b"b", b"c", b"d")}
     assert values == {b"a": [b"2", b"1", b"0"], b"b": [], b"c": [b"3"], b"d": []}
-    assert place.tree.files().live_values(b"a") == [b"0"]
-    place.write([Write("delete_range", b"a", b"b")])
-    assert place.tree.view.live_values(b"a") == []
-    place.write([Write("append", b"a", b"4")])
-    assert place.tree.view.live_values(b"a") == [b"4"]
+    assert shard.tree.files().live_values(b"a") == [b"0"]
+    shard.write([Write("delete_range", b"a", b"b")])
+    assert shard.tree.view.live_values(b"a") == []
+    shard.write([Write("append", b"a", b"4")])
+    assert shard.tree.view.live_values(b"a") == [b"4"]
 
 
-def test_the_first_key_of_a_range_is_found_in_files_and_memory(place: Place) -> None:
-    view = place.tree.view
+def test_the_first_key_of_a_range_is_found_in_files_and_memory(shard: TreeUnderTest) -> None:
+    view = shard.tree.view
     assert view.first_key(b"", None) is None
     for keys in ((b"c", b"m"), (b"b", b"x")):
-        put(place, *keys)
-        place.maintenance.flush(place.tree)
-    put(place, b"d", b"k")
-    view = place.tree.view
+        put(shard, *keys)
+        shard.maintenance.flush(shard.tree)
+    put(shard, b"d", b"k")
+    view = shard.tree.view
     found = [view.first_key(start, end) for start, end in ((b"", None), (b"c", None), (b"ca", b"k"), (b"ca", b"d"))]
     assert found == [b"b", b"c", b"d", None]
     assert view.first_key(b"y", None) is None
-    place.maintenance.compact(place.tree, everything=True)
-    assert place.tree.view.first_key(b"e", b"m") == b"k"
+    shard.maintenance.compact(shard.tree, everything=True)
+    assert shard.tree.view.first_key(b"e", b"m") == b"k"
 
 
 class Doubling(Memtable):
@@ -548,12 +548,12 @@ class Doubling(Memtable):
         return self.with_rows(extra)
 
 
-def test_a_kind_makes_rows_of_its_columns_when_they_are_flushed(place: Place) -> None:
-    tree = place.maintenance.open_tree(2, 0, "tables/2", memtable=Doubling)
+def test_a_kind_makes_rows_of_its_columns_when_they_are_flushed(shard: TreeUnderTest) -> None:
+    tree = shard.maintenance.open_tree(2, 0, "tables/2", memtable=Doubling)
     for lsn, ranges in ((1, []), (2, [(b"a", b"b")])):
         tree.apply(Edit(lsn=lsn, time_us=0, rows={b"k": (PUT, b"v", lsn, NEVER)}, ranges=ranges))
         assert isinstance(tree.view.memtables()[0], Doubling)
         tree.freeze()
-        place.maintenance.flush(tree)
+        shard.maintenance.flush(tree)
     assert dict(tree.scan()) == {b"k": b"v", b"k!": b"1"}  # of the second flush: files had one row of it
-    place.maintenance.close_tree(2, 0)
+    shard.maintenance.close_tree(2, 0)

@@ -1,27 +1,27 @@
-"""The rules that every Hypothesis machine over a `TreePlace` has: maintenance between its other steps."""
+"""The rules of every Hypothesis machine over a `ShardUnderTest`: maintenance between its other steps."""
 
 from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
-from tree_place import TreePlace
+from tree_under_test import ShardUnderTest
 
 
 class MaintenanceRules(RuleBasedStateMachine):
-    place: TreePlace
+    shard: ShardUnderTest
 
     @rule()
     def flush(self) -> None:
-        self.place.flush()
+        self.shard.flush()
 
     @rule(everything=st.booleans())
     def compact(self, everything: bool) -> None:
-        self.place.compact(everything=everything)
+        self.shard.compact(everything=everything)
 
     @rule()
     def freeze(self) -> None:
-        self.place.tree.freeze()
+        self.shard.tree.freeze()
 
     @rule()
     def collect(self) -> None:
-        self.place.collector.collect()
+        self.shard.collector.collect()

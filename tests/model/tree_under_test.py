@@ -37,8 +37,8 @@ class Write(NamedTuple):
     expires_us: int = NEVER
 
 
-class TreePlace(ABC):
-    """Where the tree of a shard lives. What was applied is kept, so that a reopened tree can be brought up to date."""
+class ShardUnderTest(ABC):
+    """A shard's tree with what it needs to run. It keeps what was applied, to bring a reopened tree up to date."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class TreePlace(ABC):
         return sorted(self.disk.listdir("/store/tables/1"))
 
 
-class Place(TreePlace):
-    """Where a tree lives to which edits are applied."""
+class TreeUnderTest(ShardUnderTest):
+    """A tree to which edits are applied, and what it needs to run."""
 
     def __init__(self, disk: SimulatedDisk | None = None, *, grace_s: float = 60.0) -> None:
         self.edits: list[Edit] = []

@@ -11,16 +11,16 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Generic, TypeVar
 
-from tree_place import TreePlace
+from tree_under_test import ShardUnderTest
 
 from penstock.errors import OutcomeUnknown, PenstockError
 from penstock.manifest.records import JobKind
 from penstock.testing import History, SimulatedDisk, Violation
 
-P = TypeVar("P", bound=TreePlace)
+S = TypeVar("S", bound=ShardUnderTest)
 
 
-class PlaceScenario(ABC, Generic[P]):
+class ShardScenario(ABC, Generic[S]):
     """The part of a scenario that does not depend on what the records hold."""
 
     records: int
@@ -31,80 +31,80 @@ class PlaceScenario(ABC, Generic[P]):
         self.reached: Counter[str] = Counter()  # crashes, by the work in which they came
 
     @abstractmethod
-    def make(self, disk: SimulatedDisk) -> P: ...
+    def make(self, disk: SimulatedDisk) -> S: ...
 
     @abstractmethod
-    def write(self, place: P, history: History, number: int) -> None:
+    def write(self, shard: S, history: History, number: int) -> None:
         """Note a record, then write it."""
 
     @abstractmethod
-    def check(self, place: P, history: History) -> None:
+    def check(self, shard: S, history: History) -> None:
         """Raise `Violation` if the shard does not answer as the noted records say."""
 
     def run(self, disk: SimulatedDisk, history: History) -> None:
-        place = self.make(disk)
+        shard = self.make(disk)
         try:
             for number in range(1, self.records + 1):
-                self.write(place, history, number)
-                self._maintain(place, history, number)
+                self.write(shard, history, number)
+                self._maintain(shard, history, number)
         finally:
-            place.close()
+            shard.close()
         history.note("closed")
 
-    def _maintain(self, place: P, history: History, number: int) -> None:
+    def _maintain(self, shard: S, history: History, number: int) -> None:
         try:
             if number % self.flush_every == 0:
-                self.store(place, history)
+                self.store(shard, history)
             if number % self.compact_every == 0:
                 everything = number % (2 * self.compact_every) == 0
-                self.reached["compacted files"] += self.compact(place, history, everything=everything)
-            self.collect(place, history)
+                self.reached["compacted files"] += self.compact(shard, history, everything=everything)
+            self.collect(shard, history)
         except (OSError, PenstockError) as error:
-            if isinstance(error, OutcomeUnknown) or not place.disk.is_faulty:
+            if isinstance(error, OutcomeUnknown) or not shard.disk.is_faulty:
                 raise
-            place.clock.advance(120)  # past the backoff of a failed job
-        self.check(place, history)
+            shard.clock.advance(120)  # past the backoff of a failed job
+        self.check(shard, history)
 
-    def store(self, place: P, history: History) -> None:
+    def store(self, shard: S, history: History) -> None:
         history.note("begun", "flush")
-        place.flush()
-        history.note("stored", place.tree.stored)
+        shard.flush()
+        history.note("stored", shard.tree.stored)
 
-    def compact(self, place: P, history: History, *, everything: bool = True) -> int:
+    def compact(self, shard: S, history: History, *, everything: bool = True) -> int:
         """Compact; return how many files that made."""
-        before = _files(place)
+        before = _files(shard)
         history.note("begun", "compaction")
-        place.compact(everything=everything)
+        shard.compact(everything=everything)
         history.note("compacted")
-        return len(_files(place) - before)
+        return len(_files(shard) - before)
 
     def missing(self, *work: str) -> list[str]:
         """Return the work in which no crash came. A compaction that found nothing to do is not one."""
         return [name for name in ("compacted files", *work) if not self.reached[name]]
 
-    def collect(self, place: P, history: History) -> None:
+    def collect(self, shard: S, history: History) -> None:
         history.note("begun", "collection")
-        place.collector.collect()
+        shard.collector.collect()
         history.note("collected")
 
-    def reopen(self, disk: SimulatedDisk, history: History) -> P:
+    def reopen(self, disk: SimulatedDisk, history: History) -> S:
         """Open what a crash left, and finish its jobs; what was told to be stored must be."""
         if history.events and history.events[-1][0] == "begun":
             self.reached[history.events[-1][1]] += 1
-        place = self.make(disk)
+        shard = self.make(disk)
         try:
-            place.jobs.compensate_orphans()
-            place.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
+            shard.jobs.compensate_orphans()
+            shard.maintenance.run(JobKind.FLUSH, JobKind.COMPACTION)
             stored = max([0, *(event[1] for event in history.events if event[0] == "stored")])
-            if place.tree.stored < stored:
-                raise Violation(f"stored went back from {stored} to {place.tree.stored}")
-            history.note("stored", place.tree.stored)
+            if shard.tree.stored < stored:
+                raise Violation(f"stored went back from {stored} to {shard.tree.stored}")
+            history.note("stored", shard.tree.stored)
         except BaseException:
-            place.close()
+            shard.close()
             raise
-        return place
+        return shard
 
 
-def _files(place: TreePlace) -> set[str]:
+def _files(shard: ShardUnderTest) -> set[str]:
     """The files of a tree, without an operation on its disk."""
-    return {file.meta.file_name for file in place.tree._version.files()}
+    return {file.meta.file_name for file in shard.tree._version.files()}
