@@ -2,7 +2,7 @@
 
 The history holds, in order: `append` (index, body) before it is tried; `synced` (index) when told; `front` and `back`
 (index) before a truncation is tried; `cut` (index) when a truncation from the back, or a recovery, was told to be done;
-`seen` (first, {index: (incarnation, body)}) for what an opened log showed.
+`state` (first, {index: (incarnation, body)}) of an opened log.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Model:
         self.vouched = min(self.vouched, index)
         self.possible = {i: bodies for i, bodies in self.possible.items() if i <= index}
 
-    def _seen(self, first: int, records: dict[int, tuple[int, bytes]]) -> None:
+    def _state(self, first: int, records: dict[int, tuple[int, bytes]]) -> None:
         self.possible = {index: {body} for index, (_, body) in records.items()}
         for index, (incarnation, body) in records.items():
             self.named[incarnation, index] = body
@@ -154,7 +154,7 @@ class LogScenario:
             self._step(user, step)
         log.close()
         log = self.open(disk, 2)
-        history.note("seen", *observe(log))
+        history.note("state", *observe(log))
         user = User(log, history, "b")
         self._step(user, lambda: user.write((50,)))
         self._step(user, lambda: user.append(440, 440, 440))  # may tear so that a later one is whole
@@ -171,7 +171,7 @@ class LogScenario:
         log = self.open(disk, len(history.events))
         first, records = observe(log)
         Model.of(history).check(first, records, damaged=disk.damaged)
-        history.note("seen", first, records)  # shown to someone: it must survive the next crash
+        history.note("state", first, records)  # shown to someone: it must survive the next crash
         if log.synced != log.last or log.last != first - 1 + len(records):
             raise Violation("an opened log shows less than it holds")
         user = User(log, history, f"r{len(history.events)}-")

@@ -8,8 +8,8 @@ no sample without its series, no series without its labels (the RFC's issue 95).
 from __future__ import annotations
 
 import numpy as np
-from place_scenario import PlaceScenario
 from series_under_test import SeriesModel, SeriesUnderTest, block, labels, select
+from shard_scenario import ShardScenario
 
 from penstock.errors import CorruptionError
 from penstock.series.blocks import Block
@@ -32,7 +32,7 @@ def record(number: int) -> list[Part]:
     return parts
 
 
-class SeriesScenario(PlaceScenario[SeriesUnderTest]):
+class SeriesScenario(ShardScenario[SeriesUnderTest]):
     """Samples, deletes and trims."""
 
     records = 8

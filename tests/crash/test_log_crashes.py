@@ -118,7 +118,7 @@ def every_bit() -> Iterator[tuple[SimulatedDisk, Log, dict[int, tuple[int, bytes
         user.sync()
     user.append(1)
     user.sync()  # vouched for by nobody: the one record that rot may take
-    _, held = observe(log)
+    _, records = observe(log)
     image = disk.image()
     names = [str(name) for name in log._chain]
     assert len(names) == 2
@@ -127,30 +127,30 @@ def every_bit() -> Iterator[tuple[SimulatedDisk, Log, dict[int, tuple[int, bytes
         for bit in range(disk.open(path).size() * 8):
             copy = image.restore("kept")
             copy.flip(path, bit)
-            yield copy, log, held, path, name == names[-1]
+            yield copy, log, records, path, name == names[-1]
 
 
 def check_rot() -> tuple[int, int]:
     """Open and read under each flip: right bytes or `CorruptionError` with path and offset, and no record lost."""
-    told = harmless = 0
-    for disk, before, held, path, active in every_bit():
+    reported = harmless = 0
+    for disk, before, records, path, active in every_bit():
         try:
             log = Log.open(disk, FOLDER, random=random.Random(2), settings=SETTINGS)
-            _, found = observe(log)
+            _, remaining = observe(log)
         except CorruptionError as error:
             if error.path != path:
                 raise Violation(f"damage in {path} is reported for {error.path}") from error
-            told += 1
+            reported += 1
             continue
         if not active:
             raise Violation(f"damage in the sealed {path} passes unseen")
-        if {**held, **found} != held or len(found) < before.last - 1:
-            raise Violation(f"damage in {path} gives {found}")
+        if {**records, **remaining} != records or len(remaining) < before.last - 1:
+            raise Violation(f"damage in {path} gives {remaining}")
         harmless += 1
-    return told, harmless
+    return reported, harmless
 
 
 def test_bit_rot_is_told_and_never_a_silent_truncation() -> None:
-    told, harmless = check_rot()
-    assert told > 1000  # harmless: zero-filled room, and the one batch that no later record vouches for
+    reported, harmless = check_rot()
+    assert reported > 1000  # harmless: zero-filled room, and the one batch that no later record vouches for
     assert harmless > 100

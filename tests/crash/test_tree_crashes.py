@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from shared import seeded
-from tree_under_test import TreeUnderTest
 from tree_scenario import TreeScenario
+from tree_under_test import TreeUnderTest
 
 import penstock.lsm.catalog as catalog_module
 import penstock.testing.disk_files as disk_module

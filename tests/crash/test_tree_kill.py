@@ -96,26 +96,26 @@ def test_threads_for_thirty_seconds(tmp_path: Path) -> None:
 
 def kill_rounds(root: str, rounds: int, seed: int = 1) -> None:
     chance = random.Random(seed)
-    told = 0
+    reported = 0
     for _ in range(rounds):
         with subprocess.Popen([sys.executable, str(SCRIPT), root], stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             lines = [child.stdout.readline()]
-            while int(lines[-1].split()[1]) == told:  # until it has flushed, however slow the machine is
+            while int(lines[-1].split()[1]) == reported:  # until it has flushed, however slow the machine is
                 lines.append(child.stdout.readline())
             time.sleep(chance.uniform(0.3, 1.5))
             child.send_signal(signal.SIGKILL)
             lines += child.stdout.read().split("\n")[:-1]
-        told = max([told, *(int(line.split()[1]) for line in lines if line)])
-        check(root, told)
+        reported = max([reported, *(int(line.split()[1]) for line in lines if line)])
+        check(root, reported)
 
 
-def check(root: str, told: int) -> None:
+def check(root: str, reported: int) -> None:
     """Nothing that was stored is lost, nothing of a killed job is left, and the tree works."""
     shard = RealShard(root, background=False)
     try:
         stored = shard.tree.stored
-        assert stored >= told
+        assert stored >= reported
         expected: dict[bytes, int] = {}
         for lsn in range(1, stored + 1):
             expected.update(dict.fromkeys(rows_of(lsn), lsn))

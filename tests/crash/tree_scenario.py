@@ -71,9 +71,9 @@ class TreeScenario(ShardScenario[TreeUnderTest]):
             if word == "edit":
                 model.write(batch(values[0]), values[1])
         expected = model.live(max(shard.clock.time_us(), shard.tree.time_us))
-        found = dict(shard.tree.scan())
-        if found != expected:
-            wrong = {k: (found.get(k), expected.get(k)) for k in {*found, *expected} if found.get(k) != expected.get(k)}
+        rows = dict(shard.tree.scan())
+        if rows != expected:
+            wrong = {k: (rows.get(k), expected.get(k)) for k in {*rows, *expected} if rows.get(k) != expected.get(k)}
             raise Violation(f"the tree answers otherwise than it was told (found, expected): {wrong}")
 
     def _no_strays(self, shard: TreeUnderTest) -> None:

@@ -8,7 +8,7 @@ vector in a list unless it is known as deleted, no internal id at or above the s
 
 from __future__ import annotations
 
-from place_scenario import PlaceScenario
+from shard_scenario import ShardScenario
 from vector_under_test import Records, VectorModel, VectorUnderTest, check_nearest, contents, deletes, nearest, upserts
 
 from penstock.errors import CorruptionError, PenstockError
@@ -37,7 +37,7 @@ def record(number: int) -> list[Part]:
     return parts
 
 
-class VectorScenario(PlaceScenario[VectorUnderTest]):
+class VectorScenario(ShardScenario[VectorUnderTest]):
     """Upserts, deletes and the steps of new generations of centroids."""
 
     records = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from tree_place import SETTINGS, TreePlace
+from tree_under_test import SETTINGS, ShardUnderTest
 
 from penstock.journal.partitions import partition_id
 from penstock.kinds.changes import open_feed
@@ -112,7 +112,7 @@ class SeriesModel:
         return copy
 
 
-class SeriesUnderTest(TreePlace):
+class SeriesUnderTest(ShardUnderTest):
     """A series shard with what it needs to run, reopen and replay its records."""
 
     def __init__(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
-from place_rules import MaintenanceRules
+from maintenance_rules import MaintenanceRules
 from series_under_test import Contents, SeriesModel, SeriesUnderTest, block, labels, listed, select
 
 import penstock.series.blocks as blocks_module
@@ -86,30 +86,30 @@ def make_small(patches: pytest.MonkeyPatch, *, collide: bool, forget: bool, divi
 
 
 class SeriesMachineRules(MaintenanceRules):
-    place: SeriesUnderTest
+    shard: SeriesUnderTest
 
     @initialize(collide=st.booleans(), forget=st.booleans(), divide=st.booleans())
     def start(self, collide: bool, forget: bool, divide: bool) -> None:
         self.patches = pytest.MonkeyPatch()
         make_small(self.patches, collide=collide, forget=forget, divide=divide)
-        self.place, self.model = SeriesUnderTest(), SeriesModel()
+        self.shard, self.model = SeriesUnderTest(), SeriesModel()
         self.snapshots: list[tuple[SeriesState, Contents]] = []
 
     def teardown(self) -> None:
-        if hasattr(self, "place"):
+        if hasattr(self, "shard"):
             self.patches.undo()
-            self.place.close()
+            self.shard.close()
 
     @rule(some=parts())
     def write(self, some: list[Part]) -> None:
-        self.place.write(*some)
+        self.shard.write(*some)
         for part in some:
             self.model.add(part)
 
     @precondition(lambda self: len(self.snapshots) < 3)
     @rule()
     def snapshot(self) -> None:
-        self.snapshots.append((self.place.machine.snapshot(), dict(self.model.samples)))
+        self.snapshots.append((self.shard.machine.snapshot(), dict(self.model.samples)))
 
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data(), close=st.booleans())
@@ -124,31 +124,31 @@ class SeriesMachineRules(MaintenanceRules):
     @precondition(lambda self: not self.snapshots)
     @rule()
     def reopen(self) -> None:
-        before = self.place.index_rows()
-        self.place.reopen()
-        assert self.place.index_rows() == before, "a replay gave other ids"
+        before = self.shard.index_rows()
+        self.shard.reopen()
+        assert self.shard.index_rows() == before, "a replay gave other ids"
 
     @rule(some=parts())
     def overlay(self, some: list[Part]) -> None:
-        state, model = self.place.machine.snapshot(), self.model.copy()
+        state, model = self.shard.machine.snapshot(), self.model.copy()
         for part in some:
             model.add(part)
-        over = self.place.machine.overlay(state, [SeriesSection(*some)], 0)
+        over = self.shard.machine.overlay(state, [SeriesSection(*some)], 0)
         assert select(over) == model.samples
         assert listed(over) == model.listed
         state.close()
 
     @rule(selector=selectors, start=times, length=st.sampled_from([0, 1, MINUTE, 10 * MINUTE]))
     def select(self, selector: str, start: int, length: int) -> None:
-        assert self.place.select(selector, start, start + length) == self.model.select(selector, start, start + length)
+        assert self.shard.select(selector, start, start + length) == self.model.select(selector, start, start + length)
 
     @invariant()
     def all_is_there(self) -> None:
-        if hasattr(self, "place"):
-            state = self.place.machine.snapshot()
+        if hasattr(self, "shard"):
+            state = self.shard.machine.snapshot()
             assert select(state) == self.model.samples
             assert listed(state) == self.model.listed
-            assert self.place.counts() == Counter(bucket for bucket, _ in self.model.listed)
+            assert self.shard.counts() == Counter(bucket for bucket, _ in self.model.listed)
             assert {some.metric: some for some in state.metadata()} == self.model.metadata
             state.close()
 

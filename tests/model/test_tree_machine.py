@@ -29,7 +29,7 @@ ttl = st.sampled_from([0, 0, 0, 1_000_000, 60_000_000])
 
 @st.composite
 def writes(draw: st.DrawFn) -> list[Write]:
-    found: list[Write] = []
+    batch: list[Write] = []
     puts_only = draw(st.booleans())  # as most records are: bare values
     for _ in range(draw(st.integers(1, 12))):
         kind = (
@@ -44,16 +44,16 @@ def writes(draw: st.DrawFn) -> list[Write]:
         key = draw(keys)
         if kind == "delete_range":
             low, high = sorted((key, draw(keys)))
-            found.append(Write(kind, low, high))
+            batch.append(Write(kind, low, high))
         elif kind == "delete":
-            found.append(Write(kind, key))
+            batch.append(Write(kind, key))
         else:
             if kind == "union":
                 value = union_of(draw(st.frozensets(st.binary(max_size=3), max_size=3)))
             else:
                 value = draw(numbers if kind.endswith("i64") else values)
-            found.append(Write(kind, key, value, 0 if puts_only else draw(ttl)))
-    return found
+            batch.append(Write(kind, key, value, 0 if puts_only else draw(ttl)))
+    return batch
 
 
 class TreeMachineRules(MaintenanceRules):
@@ -163,10 +163,10 @@ class TreeMachineRules(MaintenanceRules):
 
 
 def arrow(batches: object) -> list[tuple[bytes, bytes, int]]:
-    found: list[tuple[bytes, bytes, int]] = []
+    rows: list[tuple[bytes, bytes, int]] = []
     for batch in batches:  # type: ignore[attr-defined]
-        found += zip(*(batch.column(name).to_pylist() for name in ("key", "value", "lsn")), strict=True)
-    return found
+        rows += zip(*(batch.column(name).to_pylist() for name in ("key", "value", "lsn")), strict=True)
+    return rows
 
 
 TestTree = TreeMachineRules.TestCase

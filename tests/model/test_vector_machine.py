@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
-from place_rules import MaintenanceRules
+from maintenance_rules import MaintenanceRules
 from vector_under_test import (
     DIMENSIONS,
     VectorModel,
@@ -43,22 +43,22 @@ WHERE = st.sampled_from([None, {"n": 1}, {"text": "x"}, {"flag": True}])
 class VectorShardMachine(MaintenanceRules):
     """The shard and the dict."""
 
-    place: VectorUnderTest
+    shard: VectorUnderTest
 
     @initialize(metric=st.sampled_from(["euclidean", "dot", "cosine"]))
     def begin(self, metric: Any) -> None:
-        self.place = VectorUnderTest(options=VectorOptions(dimensions=DIMENSIONS, metric=metric))
+        self.shard = VectorUnderTest(options=VectorOptions(dimensions=DIMENSIONS, metric=metric))
         self.model = VectorModel(metric)
         self.snapshots: list[tuple[VectorState, VectorModel]] = []
 
     def teardown(self) -> None:
-        if hasattr(self, "place"):
+        if hasattr(self, "shard"):
             for state, _ in self.snapshots:
                 state.close()
-            self.place.close()
+            self.shard.close()
 
     def _write(self, *parts: Any) -> None:
-        self.place.write(*parts)
+        self.shard.write(*parts)
         for part in parts:
             self.model.add(part)
 
@@ -77,31 +77,31 @@ class VectorShardMachine(MaintenanceRules):
     @rule()
     def index_step(self) -> None:
         if self.model.records:
-            self.place.write(self.place.step())
+            self.shard.write(self.shard.step())
 
     @rule()
     def drop_index(self) -> None:
-        self.place.write(IndexChange(generation=0, use=True))
+        self.shard.write(IndexChange(generation=0, use=True))
 
     @rule()
     def refresh(self) -> None:
-        self.place.machine.live.refresh()
+        self.shard.machine.live.refresh()
 
     @rule()
     def reopen(self) -> None:
         for state, _ in self.snapshots:
             state.close()
         self.snapshots = []
-        self.place.reopen()
+        self.shard.reopen()
 
     @rule()
     def take_snapshot(self) -> None:
         if len(self.snapshots) < 3:
-            self.snapshots.append((self.place.machine.snapshot(), self.model.copy()))
+            self.snapshots.append((self.shard.machine.snapshot(), self.model.copy()))
 
     @rule(query=VECTORS, k=st.integers(1, 8), where=WHERE, exact=st.booleans())
     def search(self, query: Any, k: int, where: Any, exact: bool) -> None:
-        for state, model in [*self.snapshots, (self.place.machine.snapshot(), self.model)]:
+        for state, model in [*self.snapshots, (self.shard.machine.snapshot(), self.model)]:
             hits = nearest(state, list(query), k, where=where, exact=exact)
             expected = model.distances(list(query), where)
             if exact:
@@ -115,7 +115,7 @@ class VectorShardMachine(MaintenanceRules):
 
     @rule(query=VECTORS, k=st.integers(1, 8))
     def search_live(self, query: Any, k: int) -> None:
-        machine = self.place.machine
+        machine = self.shard.machine
         distances, ids = machine.live.load().search(np.array([query], np.float32), k, exact=True)
         hits = [
             (machine.live.cache.record(number, machine.tree.view.get), distance)
@@ -129,10 +129,10 @@ class VectorShardMachine(MaintenanceRules):
     def overlay(self, query: Any, rows: Any, deleted: list[str], where: Any) -> None:
         """Writes that are not applied yet, over a snapshot."""
         parts = upserts(rows), deletes(*deleted)
-        state, model = self.place.machine.snapshot(), self.model.copy()
+        state, model = self.shard.machine.snapshot(), self.model.copy()
         for part in parts:
             model.add(part)
-        over = self.place.machine.overlay(state, [VectorSection(*parts)], 0)
+        over = self.shard.machine.overlay(state, [VectorSection(*parts)], 0)
         check_nearest(nearest(over, list(query), 4, where=where), model.distances(list(query), where), 4)
         assert contents(over) == model.records
         assert state.lsn < ALL_LATER
@@ -140,13 +140,13 @@ class VectorShardMachine(MaintenanceRules):
 
     @invariant()
     def same_contents(self) -> None:
-        if not hasattr(self, "place"):
+        if not hasattr(self, "shard"):
             return
-        state = self.place.machine.snapshot()
+        state = self.shard.machine.snapshot()
         assert contents(state) == self.model.records
         assert state.count == len(self.model.records)
         for name in ("a", "ä", "nobody"):
-            assert (self.place.machine.get(name.encode()) is not None) == (name in self.model.records)
+            assert (self.shard.machine.get(name.encode()) is not None) == (name in self.model.records)
         state.close()
         for old, model in self.snapshots:
             assert contents(old) == model.records

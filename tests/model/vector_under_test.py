@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tree_place import TreePlace
+from tree_under_test import ShardUnderTest
 
 from penstock.journal.partitions import partition_id
 from penstock.kinds.changes import open_feed
@@ -114,7 +114,7 @@ def check_nearest(hits: list[tuple[str, float]], expected: dict[str, float], k: 
     np.testing.assert_allclose([distance for _, distance in hits], [expected[n] for n, _ in hits], rtol=1e-4, atol=1e-3)
 
 
-class VectorUnderTest(TreePlace):
+class VectorUnderTest(ShardUnderTest):
     """A vector shard with what it needs to run, reopen and replay its records."""
 
     def __init__(

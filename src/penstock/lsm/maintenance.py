@@ -158,10 +158,10 @@ class Maintenance:
         catalog, ids, summaries = self._catalog(tree), list[int](), list[Summary]()
         try:
             for part in parts:
-                some = self._work.reserve(files_of(part))
-                ids += some
-                tree.use.announce(some)
-                summaries += self._files.write(part, catalog, some)
+                part_ids = self._work.reserve(files_of(part))
+                ids += part_ids
+                tree.use.announce(part_ids)
+                summaries += self._files.write(part, catalog, part_ids)
             runs = split_into_runs([(summary.start, summary.end, summary.chunk_id) for summary in summaries])
             added = [catalog.describe(summary, level=0, run=runs[summary.chunk_id]) for summary in summaries]
             files = self._files.open_all(added)

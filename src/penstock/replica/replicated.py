@@ -290,7 +290,7 @@ class Replicated:
         last, lsn = self.committed, max(first, int(self.first))
         records = (
             Record(kind=KIND_DATA, flags=0, incarnation=self.term(at) or 0, index=Index(at), synced=Index(0), body=body)
-            for at, body in takewhile(lambda one: one[0] <= last, self.records(lsn) if lsn <= last else ())
+            for at, body in takewhile(lambda record: record[0] <= last, self.records(lsn) if lsn <= last else ())
         )
         incarnation = max(self._log.incarnation, self.term(last) or 0)
         return Lsn(self._log.copy_to(folder, first, records, incarnation))

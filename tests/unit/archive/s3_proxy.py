@@ -103,10 +103,10 @@ def s3_behind_proxy() -> Iterator[tuple[FaultyProxy, dict[str, str]]]:
     thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
-        made = http.client.HTTPConnection(host, int(port), timeout=30)
-        made.request("PUT", "/bucket")
-        made.getresponse().read()
-        made.close()
+        connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        connection.request("PUT", "/bucket")
+        connection.getresponse().read()
+        connection.close()
         yield (
             proxy,
             {

@@ -27,22 +27,22 @@ ROW_MAX = 5
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[tuple[FaultyProxy, dict[str, str]]]:
-    with s3_behind_proxy() as made:
-        yield made
+    with s3_behind_proxy() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
 def proxy(endpoint: tuple[FaultyProxy, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
-    made, environment = endpoint
+    proxy, environment = endpoint
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     quick = partial(RetrySettings, pause_s=0.01, pause_s_max=0.05)
     monkeypatch.setattr("penstock.store.archiving.RetrySettings", quick)
     monkeypatch.setattr("penstock.archive.retrying.RetrySettings", quick)
-    made.fault = lambda method, path: None
-    made.requests.clear()
-    made.failed.clear()
-    return made
+    proxy.fault = lambda method, path: None
+    proxy.requests.clear()
+    proxy.failed.clear()
+    return proxy
 
 
 def open_store(path: Path, url: str | None, **settings: Any) -> penstock.Store:

@@ -22,15 +22,15 @@ ME = ChunkIdentity(store=STORE, chunk_id=7)
 
 
 class Keys:
-    def __init__(self, current: int = 1, known: tuple[int, ...] = (1, 2)) -> None:
+    def __init__(self, current: int = 1, versions: tuple[int, ...] = (1, 2)) -> None:
         self._current = current
-        self._known = known
+        self._versions = versions
 
     def current(self) -> int:
         return self._current
 
     def key(self, version: int) -> bytes:
-        if version not in self._known:
+        if version not in self._versions:
             raise NotFound(f"master key {version} was removed")
         return bytes([version]) * 32
 
@@ -42,8 +42,10 @@ def sealing(codec: Codec, encrypted: bool, seed: int = 0) -> Sealing:
 ALL = [(codec, encrypted) for codec in ("none", "zstd", "lz4") for encrypted in (False, True)]
 
 
-def put(disk: SimulatedDisk, path: str, content: bytes, how: Sealing, pieces: int = 3, who: ChunkIdentity = ME) -> None:
-    out = create_chunk(disk, path, who, how)
+def put(
+    disk: SimulatedDisk, path: str, content: bytes, how: Sealing, pieces: int = 3, identity: ChunkIdentity = ME
+) -> None:
+    out = create_chunk(disk, path, identity, how)
     step = max(1, len(content) // pieces)
     for at in range(0, len(content), step):
         out.write(content[at : at + step])
@@ -110,7 +112,7 @@ def test_an_encrypted_chunk_hides_its_content_and_needs_its_key() -> None:
     with pytest.raises(KeyMissing, match="encrypted"):
         open_chunk(disk, "/c")
     with pytest.raises(NotFound):
-        open_chunk(disk, "/c", Keys(known=(2,)))
+        open_chunk(disk, "/c", Keys(versions=(2,)))
 
 
 def blocks_of(disk: SimulatedDisk, path: str) -> tuple[bytes, list[int]]:

@@ -277,8 +277,8 @@ def test_a_failed_write_to_a_folder_leaves_no_object() -> None:
         try:
             objects.put_new("a/b", b"word")
         except OSError:
-            found = objects.size("a/b")
-            assert found is None or objects.read("a/b", 0, 9) == b"word"
+            size = objects.size("a/b")
+            assert size is None or objects.read("a/b", 0, 9) == b"word"
 
 
 # -- the cache

@@ -44,10 +44,10 @@ def test_only_the_key_and_the_context_open_what_was_sealed() -> None:
 
 def test_a_sealer_repeats_no_nonce_and_neither_do_two() -> None:
     chance = random.Random(3)
-    seen = {ByteSealer(KEY, chance).seal(b"", b"")[:24] for _ in range(50)}
+    nonces = {ByteSealer(KEY, chance).seal(b"", b"")[:24] for _ in range(50)}
     sealer = ByteSealer(KEY, chance)
-    seen |= {sealer.seal(b"", b"")[:24] for _ in range(50)}
-    assert len(seen) == 100
+    nonces |= {sealer.seal(b"", b"")[:24] for _ in range(50)}
+    assert len(nonces) == 100
 
 
 def test_bytes_of_many_earlier_openings_are_read() -> None:

@@ -53,16 +53,16 @@ def test_the_text_is_what_prometheus_reads() -> None:
         gauge("limits", "Limits", {("inf",): math.inf, ("-inf",): -math.inf, ("nan",): math.nan}, ("of",)),
         gauge("nothing", "No samples", {}, ("table",)),
     ]
-    found = parsed(exposition(families))
-    assert found["penstock_flush_seconds_bucket", (("le", "1e-05"),)] == 1
-    assert found["penstock_flush_seconds_bucket", (("le", "0.25"),)] == 4
-    assert found["penstock_flush_seconds_bucket", (("le", "10.0"),)] == 4
-    assert found["penstock_flush_seconds_bucket", (("le", "+Inf"),)] == 5
-    assert found["penstock_flush_seconds_count", ()] == 5
-    assert found["penstock_flush_seconds_sum", ()] == pytest.approx(99.450_021)
-    assert found["penstock_things_total", (("a", odd), ("b", "é"))] == 1 << 60
-    assert found["penstock_limits", (("of", "inf"),)] == math.inf
-    assert math.isnan(found["penstock_limits", (("of", "nan"),)])
+    samples = parsed(exposition(families))
+    assert samples["penstock_flush_seconds_bucket", (("le", "1e-05"),)] == 1
+    assert samples["penstock_flush_seconds_bucket", (("le", "0.25"),)] == 4
+    assert samples["penstock_flush_seconds_bucket", (("le", "10.0"),)] == 4
+    assert samples["penstock_flush_seconds_bucket", (("le", "+Inf"),)] == 5
+    assert samples["penstock_flush_seconds_count", ()] == 5
+    assert samples["penstock_flush_seconds_sum", ()] == pytest.approx(99.450_021)
+    assert samples["penstock_things_total", (("a", odd), ("b", "é"))] == 1 << 60
+    assert samples["penstock_limits", (("of", "inf"),)] == math.inf
+    assert math.isnan(samples["penstock_limits", (("of", "nan"),)])
 
 
 def test_a_histogram_counts_each_value_once() -> None:

@@ -68,20 +68,20 @@ def test_a_file_that_is_too_short_is_not_mapped(tmp_path: Path) -> None:
 
 
 def test_the_oldest_holders_let_go() -> None:
-    known = Mappings(lambda: 3)
+    registry = Mappings(lambda: 3)
     holders = [Holder() for _ in range(5)]
     for holder in holders:
-        known.register(holder)
+        registry.register(holder)
     assert [holder.holds for holder in holders] == [False, False, True, True, True]
     del holders[2:4], holder
     gc.collect()
-    known.register(last := Holder())
+    registry.register(last := Holder())
     assert holders[2].holds
     assert last.holds
-    assert known.release_some()  # the older half
+    assert registry.release_some()  # the older half
     assert [holders[2].holds, last.holds] == [False, True]
-    assert known.release_some()
-    assert not known.release_some()
+    assert registry.release_some()
+    assert not registry.release_some()
 
 
 def test_the_limit_is_a_part_of_the_machines() -> None:
@@ -92,8 +92,8 @@ def test_no_mapping_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Others let go, and it is tried again; when nobody is left, a typed error."""
     path = tmp_path / "f"
     path.write_bytes(b"data")
-    known, real, failures = Mappings(lambda: 9), mappings._map, [1, 1]
-    monkeypatch.setattr(mappings, "MAPPINGS", known)
+    registry, real, failures = Mappings(lambda: 9), mappings._map, [1, 1]
+    monkeypatch.setattr(mappings, "MAPPINGS", registry)
 
     def scarce(fd: int, size: int) -> object:
         if failures:
@@ -104,7 +104,7 @@ def test_no_mapping_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(mappings, "_map", scarce)
     holders = [Holder() for _ in range(2)]
     for holder in holders:
-        known.register(holder)
+        registry.register(holder)
     assert bytes(OsFileSystem().open(str(path)).map(4)) == b"data"
     assert not any(holder.holds for holder in holders)
     failures.append(1)

@@ -101,8 +101,8 @@ def test_what_was_written_is_synced_before_its_descriptor_goes() -> None:
     file.pwrite(b"data", 0)
     fs.fsync_dir("/")
     fs.create("/b")  # takes the descriptor of the other
-    found = disk.image().restore("strict")
-    assert found.open("/a").pread(9, 0) == b"data"
+    image = disk.image().restore("strict")
+    assert image.open("/a").pread(9, 0) == b"data"
     before = disk.operations
     file.fdatasync()  # it is: that takes no descriptor and no second sync
     assert disk.operations == before
@@ -356,9 +356,9 @@ def test_strangers_took_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             lambda: fs.listdir(str(tmp_path)),
             lambda: fs.lock(f"{tmp_path}/l"),
         ):
-            with pytest.raises(ProcessLimit, match="ulimit -n") as told:
+            with pytest.raises(ProcessLimit, match="ulimit -n") as refusal:
                 attempt()
-            assert isinstance(told.value, RetryLater)
+            assert isinstance(refusal.value, RetryLater)
         os.close(theirs.pop())
         file = fs.create(f"{tmp_path}/a")
         assert fs.listdir(str(tmp_path)) == ["a"]  # it gave its descriptor up

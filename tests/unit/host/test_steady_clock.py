@@ -137,8 +137,8 @@ def test_opening_after_a_boot(off_s: float, up_s: float, jump_s: float, counted_
     note = TimeNote(NOW_US, clock.boot_us(), clock.boot_id())
     clock.reboot(off_s=off_s, up_s=up_s)
     clock.jump(jump_s)
-    for known in (note, None):
-        opened_us = opening_time_us(NOW_US, known, clock, trust=False)
+    for last_note in (note, None):
+        opened_us = opening_time_us(NOW_US, last_note, clock, trust=False)
         assert counted_s <= (opened_us - NOW_US) / 1_000_000 <= counted_s + (up_s if 0 < counted_s != DAY_S else 0)
     assert opening_time_us(NOW_US, note, clock, trust=True) == max(NOW_US, min(clock.time_us(), LATEST_US))
 
@@ -178,9 +178,9 @@ def test_a_note_reads_as_it_was_written_or_not_at_all() -> None:
     data = note.encode(IDENTITY)
     assert TimeNote.decode(data, IDENTITY) == note
     assert TimeNote.decode(data, b"o" * 16) is None
-    for place in range(len(data)):
-        assert TimeNote.decode(data[:place], IDENTITY) is None
-        flipped = bytes([*data[:place], data[place] ^ 1, *data[place + 1 :]])
+    for at in range(len(data)):
+        assert TimeNote.decode(data[:at], IDENTITY) is None
+        flipped = bytes([*data[:at], data[at] ^ 1, *data[at + 1 :]])
         assert TimeNote.decode(flipped, IDENTITY) is None
 
 
@@ -193,18 +193,18 @@ def test_a_jump_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(5):
             clock.advance(1.0)
             store.save_note(disk, "/d/TIME", IDENTITY)
-        found = [record.getMessage() for record in caplog.records]
+        messages = [record.getMessage() for record in caplog.records]
         caplog.clear()
-        return found
+        return messages
 
     with caplog.at_level(logging.WARNING):
         assert warnings() == []
         clock.jump(3_600.0)
-        (said,) = warnings()
-        assert "ahead of the store's time" in said
+        (warning,) = warnings()
+        assert "ahead of the store's time" in warning
         clock.jump(-7_200.0)
-        (said,) = warnings()
-        assert "behind the store's time" in said
+        (warning,) = warnings()
+        assert "behind the store's time" in warning
         clock.jump(3_600.0)
         assert warnings() == []
 

@@ -83,18 +83,18 @@ def test_an_interrupt_never_leaves_a_condition_taken() -> None:
 
 
 def test_what_is_uninterrupted_ends_before_the_interrupt_is_raised() -> None:
-    made: list[str] = []
+    effects: list[str] = []
 
     def act() -> str:
         time.sleep(0.001)
-        made.append("made")
+        effects.append("made")
         return "value"
 
     points = 0
-    for _ in every_point(lambda: threads.run_uninterrupted(act, undo=lambda _: made.append("undone"))):
+    for _ in every_point(lambda: threads.run_uninterrupted(act, undo=lambda _: effects.append("undone"))):
         points += 1
-        assert made in ([], ["made"], ["made", "undone"]), where[-1]
-        made.clear()
+        assert effects in ([], ["made"], ["made", "undone"]), where[-1]
+        effects.clear()
     assert points > 8
     with pytest.raises(ValueError, match="bad"):
         threads.run_uninterrupted(lambda: int("bad"))
@@ -124,15 +124,15 @@ def test_interrupted_calls_are_undone_and_their_helpers_end() -> None:
     assert threads.run_interruptible(lambda: 7) == 7
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_an_interrupt_at_any_point_loses_no_helper(kept: bool) -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_an_interrupt_at_any_point_loses_no_helper(keep: bool) -> None:
     """A helper that is neither at work nor kept for the next call would sleep for ever."""
 
     def act() -> None:
         threads.run_interruptible(lambda: None)
 
     def end_helpers() -> None:
-        while threads._helpers and not kept:
+        while threads._helpers and not keep:
             threads._helpers.pop()._wakeup.release()  # without a call it ends
 
     def count() -> int:
@@ -177,10 +177,10 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def test_an_installed_maker_makes_locks_until_it_is_taken_away() -> None:
-    made: list[tuple[str, bool]] = []
+    calls: list[tuple[str, bool]] = []
 
     def maker(name: str, reentrant: bool) -> threads.Mutex:
-        made.append((name, reentrant))
+        calls.append((name, reentrant))
         return threading.RLock() if reentrant else threading.Lock()
 
     previous = threads.install_lock_maker(maker)
@@ -192,14 +192,14 @@ def test_an_installed_maker_makes_locks_until_it_is_taken_away() -> None:
     finally:
         threads.install_lock_maker(previous)
     threads.lock("d")
-    assert made == [("a", False), ("b", True), ("c", False)]
+    assert calls == [("a", False), ("b", True), ("c", False)]
 
 
 def test_a_spawned_thread_is_a_named_daemon() -> None:
-    seen: list[threading.Thread] = []
-    thread = threads.spawn(lambda: seen.append(threading.current_thread()), name="penstock-test")
+    started: list[threading.Thread] = []
+    thread = threads.spawn(lambda: started.append(threading.current_thread()), name="penstock-test")
     thread.join(10)
-    assert seen == [thread]
+    assert started == [thread]
     assert (thread.name, thread.daemon) == ("penstock-test", True)
 
 
@@ -246,10 +246,10 @@ def test_at_exit_keeps_nothing_alive() -> None:
 
     owner = Owner()
     threads.at_exit(owner, lambda _: None)
-    alive = [found for found in gc.get_objects() if isinstance(found, Owner)]
+    alive = [thing for thing in gc.get_objects() if isinstance(thing, Owner)]
     assert alive == [owner]
     del owner, alive
-    assert not [found for found in gc.get_objects() if isinstance(found, Owner)]
+    assert not [thing for thing in gc.get_objects() if isinstance(thing, Owner)]
 
 
 def test_an_interrupted_notify_loses_nobody_who_sleeps() -> None:

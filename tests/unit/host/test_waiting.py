@@ -27,12 +27,12 @@ def test_attempts_go_on_until_the_deadline() -> None:
 def test_a_stop_signal_ends_a_pause_and_the_attempts() -> None:
     clock, stop = FakeClock(), threading.Event()
     retries = Retries(clock, clock.monotonic_s() + LONG_S, pause_s=LONG_S, stop=stop)
-    said: list[bool] = []
-    thread = threading.Thread(target=lambda: said.append(retries.again()))
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(retries.again()))
     thread.start()
     stop.set()
     thread.join(LONG_S / 2)
-    assert said == [False]
+    assert answers == [False]
     assert pause(LONG_S, stop)
     assert not pause(0.0)
 
@@ -89,15 +89,15 @@ def test_an_act_is_repeated_while_the_block_runs_and_never_after() -> None:
 
 
 def test_an_act_that_returns_false_is_not_repeated() -> None:
-    calls, said = [], threading.Event()
+    calls, called = [], threading.Event()
 
     def act() -> bool:
         calls.append(1)
-        said.set()
+        called.set()
         return False
 
     with repeating(act, every_s=0.001, name="penstock-once"):
-        assert said.wait(LONG_S)
+        assert called.wait(LONG_S)
         for thread in threading.enumerate():
             if thread.name == "penstock-once":
                 thread.join(LONG_S)

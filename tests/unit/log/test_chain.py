@@ -35,15 +35,15 @@ def test_adding_a_segment_is_the_same_as_reading_it(names: set[SegmentName], fir
 @given(segment_names, st.integers(-1, 40))
 def test_place_of(names: set[SegmentName], index: int) -> None:
     chain, _, _, _ = read_names([str(name) for name in names])
-    place = chain.position_of(index)
-    assert place == max((i for i, n in enumerate(chain) if n.first <= index), default=-1)
+    position = chain.position_of(index)
+    assert position == max((i for i, n in enumerate(chain) if n.first <= index), default=-1)
 
 
 def test_other_files_are_told_apart() -> None:
-    sound = "00000000000000000007-0000000003.log"
-    others = ["x", "", sound + ".tmp", sound.replace("-", "_"), "0000000000000000000x-0000000003.log", "ü" * 35]
+    segment = "00000000000000000007-0000000003.log"
+    others = ["x", "", segment + ".tmp", segment.replace("-", "_"), "0000000000000000000x-0000000003.log", "ü" * 35]
     others.append("18446744073709551616-0000000003.log")
-    chain, dead, highest, strangers = read_names([sound, *others])
+    chain, dead, highest, strangers = read_names([segment, *others])
     assert list(chain) == [SegmentName(7, 3)]
     assert (dead, highest, sorted(strangers)) == (set(), 3, sorted(others))
 

@@ -340,13 +340,13 @@ def test_a_failed_read_skips_nothing(filled: Log) -> None:
     for at in range(1, 12):
         cursor = filled.cursor(3)
         disk._faults = {disk.operations + at: "eio"}
-        found = []
+        indexes = []
         for _ in range(30):
             try:
-                found += [record.index for record in cursor.read(records_max=7)]
+                indexes += [record.index for record in cursor.read(records_max=7)]
             except OSError:
                 continue
-        assert found == list(range(3, 41))
+        assert indexes == list(range(3, 41))
 
 
 def test_a_cursor_beside_a_roll(filled: Log) -> None:

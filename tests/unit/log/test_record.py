@@ -64,9 +64,9 @@ def test_any_bytes_give_a_record_or_corruption(data: bytes, at: int, salt: int) 
 
 @given(body=st.binary(max_size=60), data=st.data())
 def test_any_flipped_bit_is_corruption(body: bytes, data: st.DataObject) -> None:
-    sound = encode([body], salt=9, incarnation=1, first=5, synced=4)
-    bit = data.draw(st.integers(0, len(sound) * 8 - 1))
-    rotten = bytearray(sound)
+    encoded = encode([body], salt=9, incarnation=1, first=5, synced=4)
+    bit = data.draw(st.integers(0, len(encoded) * 8 - 1))
+    rotten = bytearray(encoded)
     rotten[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptionError):
         decode(bytes(rotten), 0, salt=9)

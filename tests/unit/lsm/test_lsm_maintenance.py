@@ -230,19 +230,19 @@ def test_a_dropped_shard_at_work_does_not_keep_others(store: Store) -> None:
 # -- adoptions
 
 
-def build(store: Store, place: StagedFile, value: bytes) -> StagedFile:
+def build(store: Store, staged: StagedFile, value: bytes) -> StagedFile:
     fs = OsFileSystem()
-    identity = ChunkIdentity(store=store.identity, chunk_id=place.chunk_id)
-    writer = SstableWriter(fs, f"{store.path}/{place.file_name}", identity)
+    identity = ChunkIdentity(store=store.identity, chunk_id=staged.chunk_id)
+    writer = SstableWriter(fs, f"{store.path}/{staged.file_name}", identity)
     writer.append(columns(puts({b"a%d" % number: value for number in range(10)})))
     writer.finish()
-    return sealed(fs, store.path, place)
+    return sealed(fs, store.path, staged)
 
 
 def adopt(store: Store, value: bytes) -> None:
-    (place,) = store.stage("t", count=1)
+    (staged,) = store.stage("t", count=1)
     with store.batch() as batch:
-        batch.adopt("t", [build(store, place, value)])
+        batch.adopt("t", [build(store, staged, value)])
 
 
 def fails_at_once(maintenance: Maintenance, kind: JobKind, tree: Tree, catalog: Catalog, deadline_s: float) -> None:

@@ -74,15 +74,15 @@ def test_a_range_tells_rows_before_it_from_rows_after_it() -> None:
 
 def test_a_bare_value_is_later_than_all_before_its_memtable() -> None:
     memtable = Memtable(7)
-    seen: list[Row | None] = []
+    rows: list[Row | None] = []
 
     class Watched(dict[bytes, bytes]):
         def __len__(self) -> int:
-            seen.append(memtable.row(b"a"))  # in the middle of the edit: the row may be there, its LSN is not
+            rows.append(memtable.row(b"a"))  # in the middle of the edit: the row may be there, its LSN is not
             return super().__len__()
 
     memtable.apply(Edit(lsn=8, time_us=0, puts=Watched({b"a": b"1"}), put_bytes=2))
-    assert (PUT, b"1", 7, NEVER) in seen  # a range delete up to 7 is not above it
+    assert (PUT, b"1", 7, NEVER) in rows  # a range delete up to 7 is not above it
     assert memtable.row(b"a") == (PUT, b"1", 8, NEVER)
 
 
@@ -123,11 +123,11 @@ def test_the_garbage_collector_does_not_visit_bare_values() -> None:
 
 
 def test_sizes_that_are_known_are_not_measured_again() -> None:
-    memtable, known = Memtable(), Memtable()
+    memtable, with_size = Memtable(), Memtable()
     puts = {b"a": b"123", b"bb": b"4"}
     memtable.apply(Edit(lsn=1, time_us=0, puts=puts))
-    known.apply(Edit(lsn=1, time_us=0, puts=puts, put_bytes=7))
-    assert memtable.bytes == known.bytes
+    with_size.apply(Edit(lsn=1, time_us=0, puts=puts, put_bytes=7))
+    assert memtable.bytes == with_size.bytes
     assert Edit(lsn=1, time_us=0, puts=puts, rows={b"ccc": (PUT, b"", 1, NEVER)}).size_bytes() == 10
 
 

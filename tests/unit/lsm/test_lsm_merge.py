@@ -164,8 +164,8 @@ def test_deletes_stay_above_the_bottom_and_at_or_above_the_floor() -> None:
     disk = SimulatedDisk()
     rows: ModelRows = {b"a": (DELETE, b"", 5, NEVER), b"b": (DELETE, b"", 9, NEVER), b"c": (PUT, b"x", 5, 10)}
     inputs = write_runs(disk, [(rows, [(b"k", b"m", 5), (b"p", b"q", 9)])])
-    (kept,) = merge(plan_of(inputs), fs=disk)
-    assert (kept.deletes, kept.expiring, kept.range_deletes) == (2, 1, 2)
+    (upper,) = merge(plan_of(inputs), fs=disk)
+    assert (upper.deletes, upper.expiring, upper.range_deletes) == (2, 1, 2)
     (bottom,) = merge(plan_of(inputs, bottom=True, lsn_floor=9, chunk_ids=(300,)), fs=disk)
     rows, ranges = run_of(Sstable.open(sstable_path("/", 300), fs=disk))
     assert list(rows) == [b"b"]

@@ -89,14 +89,14 @@ def test_the_parts_of_a_merge_are_the_merge(seed: int, monkeypatch: pytest.Monke
     ids = iter(range(2_000, 9_000))
     tables = [Sstable.open(f"/s/{source.path}", fs=disk) for source in plan.inputs]
     parts = list(share(plan, tables, chance.randrange(1, 9), lambda count: [next(ids) for _ in range(count)]))
-    made = [summary for part in parts for summary in merge(part.under("/s"), fs=disk)]
-    assert contents(disk, [sstable_path("/s/out", summary.chunk_id) for summary in made]) == expected
-    assert all(one.end <= other.start for one, other in pairwise(made))
-    assert len({summary.chunk_id for summary in made}) == len(made)
+    summaries = [summary for part in parts for summary in merge(part.under("/s"), fs=disk)]
+    assert contents(disk, [sstable_path("/s/out", summary.chunk_id) for summary in summaries]) == expected
+    assert all(one.end <= other.start for one, other in pairwise(summaries))
+    assert len({summary.chunk_id for summary in summaries}) == len(summaries)
 
 
 def test_a_part_gets_enough_ids() -> None:
-    asked: list[int] = []
+    counts: list[int] = []
     disk = SimulatedDisk()
     disk.mkdir("/s")
     write(disk, "/s/a.sst", {b"%05d" % n: (PUT, bytes(100), 1, NEVER) for n in range(2_000)})
@@ -104,11 +104,11 @@ def test_a_part_gets_enough_ids() -> None:
     plan = MergePlan(inputs=(MergeInput(path="a.sst"),), folder="", store=STORE, chunk_ids=(1,), now_us=0)
 
     def reserve(count: int) -> list[int]:
-        asked.append(count)
+        counts.append(count)
         return list(range(count))
 
     assert len(list(share(plan, [table], 4, reserve))) == 1  # one batch: there is nothing to cut at
-    assert asked[0] >= outputs_max(2_000, 220_000)
+    assert counts[0] >= outputs_max(2_000, 220_000)
 
 
 # -- drivers
@@ -186,20 +186,20 @@ def files(store: Store) -> set[int]:
 
 def test_a_driver_merges_and_the_owner_commits(store: Store) -> None:
     before = dict(store.kv("t").scan())
-    made: list[int] = []
+    output_ids: list[int] = []
 
     def note(store: Store, offer: Offer) -> list[bytes]:
         results = do_all(store, offer)
         for result in results:
             ids: Any = unpack(result)
-            made.extend(ids)
+            output_ids.extend(ids)
         return results
 
     with driver(store, note) as taken:
         store.compact("t")
     assert len(taken) == 1
     assert len(taken[0].parts) == 4
-    assert files(store) == set(made)
+    assert files(store) == set(output_ids)
     assert dict(store.kv("t").scan()) == before
 
 
@@ -241,20 +241,20 @@ def test_what_a_bad_driver_leaves_is_never_taken(store: Store, answer: Answer) -
     assert dict(store.kv("t").scan()) == before
     listed = files(store)
     assert not listed & inputs
-    offered = offered_ids(taken[0])
-    assert not listed & offered
+    reserved_ids = offered_ids(taken[0])
+    assert not listed & reserved_ids
     store._collector.collect()
     store._collector.collect()
     folder = next(Path(store.path).glob(f"tables/*/0/{min(listed):020d}.sst")).parent
-    assert not {int(path.name.split(".")[0]) for path in folder.iterdir()} & offered  # the leavings are gone
+    assert not {int(path.name.split(".")[0]) for path in folder.iterdir()} & reserved_ids  # the leavings are gone
 
 
 def offered_ids(offer: Offer) -> set[int]:
-    found: set[int] = set()
+    chunk_ids: set[int] = set()
     for part in offer.parts:
         arguments: Any = unpack(part.arguments)
-        found.update(arguments["chunk_ids"])
-    return found
+        chunk_ids.update(arguments["chunk_ids"])
+    return chunk_ids
 
 
 def test_nothing_is_offered_when_it_is_small_or_nobody_is_there(tmp_path: Path) -> None:
@@ -288,9 +288,11 @@ def test_inputs_that_changed_meanwhile_are_not_committed(store: Store) -> None:
             chunk_ids=tuple(maintenance._work.reserve(4)),
             now_us=0,
         )
-        made = maintenance._files.open_all([catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))])
-        store._manifest.apply(catalog.publish([file.meta for file in made], metas))
-        tree.end_compaction(compaction, made)
+        outputs = maintenance._files.open_all(
+            [catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))]
+        )
+        store._manifest.apply(catalog.publish([file.meta for file in outputs], metas))
+        tree.end_compaction(compaction, outputs)
         return do_all(store, offer)
 
     with driver(store, overtaken) as taken:

@@ -42,9 +42,9 @@ def check_history(seed: int, *, deletes: bool) -> None:
                 shard.flush()
             if chance.random() < 0.3:
                 shard.compact(everything=chance.random() < 0.5)
-            asked = chance.sample([*KEYS, *(b"absent %d" % number for number in range(40)), b"sum 1"], 150)
+            sample = chance.sample([*KEYS, *(b"absent %d" % number for number in range(40)), b"sum 1"], 150)
             reader = shard.tree.view
-            assert reader.existing(asked).tolist() == [reader.get(key) is not None for key in asked]
+            assert reader.existing(sample).tolist() == [reader.get(key) is not None for key in sample]
     finally:
         shard.close()
 

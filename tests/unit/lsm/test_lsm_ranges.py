@@ -168,7 +168,7 @@ def differences(seed: int) -> list[str]:
     """Many writes and range deletes in few flushes, through memtables, files and compactions, against a dict."""
     chance, disk, clock = random.Random(seed), SimulatedDisk(), FakeClock()
     model: dict[bytes, bytes] = {}
-    found: list[str] = []
+    differing: list[str] = []
     store = open_here(disk, clock)
     for step in range(12):
         table = store.kv("t")
@@ -208,9 +208,9 @@ def differences(seed: int) -> list[str]:
                 "arrow": (list(zip(arrow["key"].to_pylist(), arrow["value"].to_pylist(), strict=True)), expected),
                 "get": ([table.get(b"%03d" % n) for n in range(400)], [model.get(b"%03d" % n) for n in range(400)]),
             }
-            found += [f"{name} after {event}" for name, (got, wanted) in answers.items() if got != wanted]
+            differing += [f"{name} after {event}" for name, (actual, correct) in answers.items() if actual != correct]
     store.close()
-    return found
+    return differing
 
 
 @pytest.mark.parametrize("seed", range(4))

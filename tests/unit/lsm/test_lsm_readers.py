@@ -388,7 +388,7 @@ def test_no_reader_of_before_loses_its_files_whatever_happens(seed: int, monkeyp
     for life in range(40):
         trust = chance.random() < 0.1
         with open_simulated(disk, clock, replace(SMALL, trust_clock=trust)) as store:
-            held: LeasedObjects[int] = LeasedObjects(
+            leases: LeasedObjects[int] = LeasedObjects(
                 lambda _: None, what="snapshot", clock=clock, count_max=9, each_max=9, renew=store.readers.expect
             )
             known_s: dict[str, float] = {}  # by name, until when its reader may use files
@@ -396,24 +396,24 @@ def test_no_reader_of_before_loses_its_files_whatever_happens(seed: int, monkeyp
             for step in range(chance.randrange(1, 30)):
                 name, lease_s = f"{life}.{step}", chance.choice([0.001, 1.0, 60.0, 300.0, 86_400.0])
                 act = chance.choice(["grant", "use", "use", "close", "keep", "keep", "wait", "wait", "jump"])
-                if act == "grant" and len(held) < 9:
+                if act == "grant" and len(leases) < 9:
                     with store.readers.granting(lease_s):
-                        held.add(name, 0, client="a", lease_s=lease_s)
+                        leases.add(name, 0, client="a", lease_s=lease_s)
                     if store.readers.expect(lease_s):  # only then it learns names of files
                         known_s[name] = clock.monotonic_s() + lease_s
                 elif act == "use" and known_s:
                     name = chance.choice(list(known_s))
-                    with suppress(Closed), held.use(name):
-                        if store.readers.expect(held.lease_s(name)):
-                            known_s[name] = clock.monotonic_s() + held.lease_s(name)
+                    with suppress(Closed), leases.use(name):
+                        if store.readers.expect(leases.lease_s(name)):
+                            known_s[name] = clock.monotonic_s() + leases.lease_s(name)
                 elif act == "close" and known_s:
                     name = chance.choice(list(known_s))
-                    held.close(name, "a")
+                    leases.close(name, "a")
                     del known_s[name]
                 elif act == "keep":
-                    held.sweep()
+                    leases.sweep()
                     with suppress(WaitExpired):
-                        store.readers.keep(held.longest_left_s, after_s=chance.choice([0.0, 10.0]))
+                        store.readers.keep(leases.longest_left_s, after_s=chance.choice([0.0, 10.0]))
                 elif act == "wait":
                     clock.advance(chance.choice([0.1, 1.0, 30.0, 400.0]))
                 else:

@@ -18,9 +18,9 @@ def one(n: int) -> bytes:
 
 
 def read(table: SortedRows, step: int, bytes_max: int = 1 << 20) -> list[tuple[bytes, Row]]:
-    found: list[tuple[bytes, Row]] = []
-    while len(found) < len(table):
-        columns = table.columns(len(found), min(len(table), len(found) + step), bytes_max)
+    pairs: list[tuple[bytes, Row]] = []
+    while len(pairs) < len(table):
+        columns = table.columns(len(pairs), min(len(table), len(pairs) + step), bytes_max)
         rows = zip(
             columns.kinds.tolist(),
             bytes_list(columns.values),
@@ -28,8 +28,8 @@ def read(table: SortedRows, step: int, bytes_max: int = 1 << 20) -> list[tuple[b
             columns.expires.tolist(),
             strict=True,
         )
-        found += zip(bytes_list(columns.keys), rows, strict=True)
-    return found
+        pairs += zip(bytes_list(columns.keys), rows, strict=True)
+    return pairs
 
 
 @pytest.mark.parametrize("plain", [True, False])

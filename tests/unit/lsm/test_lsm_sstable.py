@@ -98,10 +98,10 @@ def test_a_file_answers_like_a_sorted_dict(
     assert table.range_deletes == disjoint
     assert table.summary == summary
     assert summary.rows == len(rows) + len(disjoint)
-    wanted = [*rows, *probes]
-    assert [table.get(key) for key in wanted] == [rows.get(key) for key in wanted]
-    assert [table._get_sorted(key) for key in wanted] == [rows.get(key) for key in wanted]
-    outcomes = zip(wanted, table.probe(ProbedKeys(wanted), np.arange(len(wanted))).tolist(), strict=True)
+    keys = [*rows, *probes]
+    assert [table.get(key) for key in keys] == [rows.get(key) for key in keys]
+    assert [table._get_sorted(key) for key in keys] == [rows.get(key) for key in keys]
+    outcomes = zip(keys, table.probe(ProbedKeys(keys), np.arange(len(keys))).tolist(), strict=True)
     for key, outcome in outcomes if table.mapped else ():
         assert (outcome == ABSENT) == (key not in rows)
         assert outcome != PRESENT or rows[key][::3] == (PUT, NEVER)
@@ -118,7 +118,7 @@ def test_a_file_answers_like_a_sorted_dict(
             assert stored == [key for key, _ in inside]
             for batch in batches:
                 batch.validate(full=True)
-    for key in wanted:
+    for key in keys:
         assert table.summary.start <= key < table.summary.end or key not in rows
     assert verify("/t.sst", fs=disk, keys=Keys()) == []
 
@@ -234,8 +234,8 @@ def test_without_checksums_a_flip_is_not_noticed(monkeypatch: pytest.MonkeyPatch
     rows = puts({b"%04d" % i: bytes(100) for i in range(100)})
     write(disk, "/t.sst", rows)
     monkeypatch.setattr(sstable_module, "crc32c", None)
-    place = int(opened(disk)._index.batches[0]["values"])
-    disk.flip("/t.sst", 8 * (place + 50))
+    offset = int(opened(disk)._index.batches[0]["values"])
+    disk.flip("/t.sst", 8 * (offset + 50))
     assert opened(disk).get(b"0000") != rows[b"0000"]
 
 
@@ -443,8 +443,8 @@ def test_inspection_shows_rows_and_figures() -> None:
     disk = SimulatedDisk()
     rows: ModelRows = {b"a": (PUT, b"xyz", 4, 9), b"b": (DELETE, b"", 5, NEVER), b"c": (ADD_I64, bytes(8), 6, NEVER)}
     write(disk, "/t.sst", rows, ranges=[(b"b", b"q", 7)])
-    shown = [(row.key, row.kind, row.lsn, row.expires_us, row.value) for row in dump(opened(disk))]
-    assert shown == [
+    dumped = [(row.key, row.kind, row.lsn, row.expires_us, row.value) for row in dump(opened(disk))]
+    assert dumped == [
         (b"a", "put", 4, 9, b"xyz"),
         (b"b", "range delete", 7, None, b"q"),
         (b"b", "delete", 5, None, b""),
@@ -459,6 +459,6 @@ def test_inspection_shows_rows_and_figures() -> None:
 
 def test_columns_from_lists_are_those_of_arrow() -> None:
     rows = mixed(50)
-    made = columns(rows)
-    assert made.keys.equals(pa.array(sorted(rows), pa.binary()))
-    made.record_batch().validate(full=True)
+    run = columns(rows)
+    assert run.keys.equals(pa.array(sorted(rows), pa.binary()))
+    run.record_batch().validate(full=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tree_under_test import TreeUnderTest, Write
 from tree_real import RealShard, rows_of
+from tree_under_test import TreeUnderTest, Write
 
 from penstock.errors import Backpressure, Closed, PenstockError
 from penstock.host.metrics import Metrics

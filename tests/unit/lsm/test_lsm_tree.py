@@ -65,12 +65,12 @@ def test_a_closed_snapshot_says_so(shard: TreeUnderTest) -> None:
 
 
 def test_a_hundred_snapshots_leave_few_memtables(shard: TreeUnderTest) -> None:
-    held = []
+    snapshots = []
     for number in range(100):
         put(shard, b"%03d" % number)
-        held.append(shard.tree.snapshot())
+        snapshots.append(shard.tree.snapshot())
     assert len(shard.tree._version.frozen) <= 8
-    assert [len(list(snapshot.scan())) for snapshot in held] == list(range(1, 101))
+    assert [len(list(snapshot.scan())) for snapshot in snapshots] == list(range(1, 101))
 
 
 @pytest.mark.parametrize("flushed", [0, 1, 2])
@@ -351,11 +351,11 @@ def test_a_range_delete_and_a_put_inside_it_are_never_seen_apart(shard: TreeUnde
     put(shard, b"k", value=b"old")
     active = shard.tree._version.active
     assert active is not None
-    seen: list[bytes | None] = []
+    values: list[bytes | None] = []
     add = active._add_ranges
-    active._add_ranges = lambda added: (seen.append(shard.tree.get(b"k")), add(added))  # type: ignore[method-assign, assignment, func-returns-value]
+    active._add_ranges = lambda added: (values.append(shard.tree.get(b"k")), add(added))  # type: ignore[method-assign, assignment, func-returns-value]
     shard.write([Write("delete_range", b"a", b"z"), Write("put", b"k", b"new")])
-    assert seen == [b"new"]
+    assert values == [b"new"]
     assert shard.tree.get(b"k") == b"new"
 
 
@@ -533,8 +533,10 @@ def test_the_first_key_of_a_range_is_found_in_files_and_memory(shard: TreeUnderT
         shard.maintenance.flush(shard.tree)
     put(shard, b"d", b"k")
     view = shard.tree.view
-    found = [view.first_key(start, end) for start, end in ((b"", None), (b"c", None), (b"ca", b"k"), (b"ca", b"d"))]
-    assert found == [b"b", b"c", b"d", None]
+    first_keys = [
+        view.first_key(start, end) for start, end in ((b"", None), (b"c", None), (b"ca", b"k"), (b"ca", b"d"))
+    ]
+    assert first_keys == [b"b", b"c", b"d", None]
     assert view.first_key(b"y", None) is None
     shard.maintenance.compact(shard.tree, everything=True)
     assert shard.tree.view.first_key(b"e", b"m") == b"k"

@@ -71,10 +71,10 @@ class Files:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> Mappings:
     """At most four files are mapped."""
-    known = Mappings(lambda: 4)
-    monkeypatch.setattr(version_module, "MAPPINGS", known)
-    monkeypatch.setattr(mappings, "MAPPINGS", known)
-    return known
+    registry = Mappings(lambda: 4)
+    monkeypatch.setattr(version_module, "MAPPINGS", registry)
+    monkeypatch.setattr(mappings, "MAPPINGS", registry)
+    return registry
 
 
 def small_files(root: str, count: int) -> Files:
@@ -100,9 +100,9 @@ def test_few_files_are_mapped_at_a_time(tmp_path: Path, few: Mappings) -> None:
         assert mapped(str(tmp_path)) <= 8
     assert dict(view.scan()) == expected
     assert dict(view.scan(reverse=True)) == expected
-    found = [batch.column("value").to_pylist() for batch in view.scan_arrow()]
-    assert [value for values in found for value in values] == list(expected.values())
-    del found
+    batches = [batch.column("value").to_pylist() for batch in view.scan_arrow()]
+    assert [value for values in batches for value in values] == list(expected.values())
+    del batches
     gc.collect()
     assert mapped(str(tmp_path)) <= 8
     assert files.opened > 80
@@ -228,8 +228,8 @@ def rows_of_thousands() -> dict[bytes, bytes]:
 def test_a_scan_of_thousands_of_files(thousands: Files, reverse: bool) -> None:
     assert sys.getrecursionlimit() < MANY
     expected = rows_of_thousands()
-    found = list(View(thousands.version(), lambda: 0).scan(reverse=reverse))
-    assert found == (list(expected.items())[::-1] if reverse else list(expected.items()))
+    pairs = list(View(thousands.version(), lambda: 0).scan(reverse=reverse))
+    assert pairs == (list(expected.items())[::-1] if reverse else list(expected.items()))
 
 
 def test_an_arrow_scan_and_a_merge_of_thousands_of_files(thousands: Files) -> None:

@@ -136,9 +136,11 @@ def test_control_the_library_commits_what_was_not_checked() -> None:
 
 def test_an_entry_is_durable_before_it_is_acknowledged(cluster: _Cluster, member: SimulatedMember) -> None:
     _follow(member, 1, 1, 1)
-    told = [(message.next_index, durable) for _, message, _, durable in cluster.sent if isinstance(message, Appended)]
-    assert len(told) == 4
-    assert all(next_index - 1 <= durable for next_index, durable in told)
+    answers = [
+        (message.next_index, durable) for _, message, _, durable in cluster.sent if isinstance(message, Appended)
+    ]
+    assert len(answers) == 4
+    assert all(next_index - 1 <= durable for next_index, durable in answers)
 
 
 def test_a_vote_is_durable_before_it_is_told(cluster: _Cluster, member: SimulatedMember) -> None:
@@ -287,8 +289,8 @@ def test_followers_learn_what_is_committed_without_another_write(cluster: _Clust
     assert not cluster.sent
     cluster.now_s += NOTICE_S * 1.01
     raft.tick(0)
-    told = {to: message.committed for to, message, *_ in cluster.sent if isinstance(message, Append)}
-    assert told == dict.fromkeys(NAMES, raft.log.last)
+    committed = {to: message.committed for to, message, *_ in cluster.sent if isinstance(message, Append)}
+    assert committed == dict.fromkeys(NAMES, raft.log.last)
 
 
 def test_a_leader_does_not_sleep_past_a_notice(

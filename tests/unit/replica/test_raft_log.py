@@ -131,13 +131,13 @@ def test_readers_see_one_state_of_a_cut(monkeypatch: pytest.MonkeyPatch) -> None
     """Whatever moment of a cut another thread meets, LSNs are those of before and after."""
     log = _open(SimulatedDisk())
     _fill(log, 60)
-    last, seen = log.last, set[int]()
-    sys.settrace(lambda frame, *_: (lambda *_: seen.add(log.lsn_at(last))) if "cut_front" in str(frame) else None)
+    last, lsns = log.last, set[int]()
+    sys.settrace(lambda frame, *_: (lambda *_: lsns.add(log.lsn_at(last))) if "cut_front" in str(frame) else None)
     try:
         log.cut_front(30, EVERY)
     finally:
         sys.settrace(None)
-    assert seen == {last - last // 5}
+    assert lsns == {last - last // 5}
 
 
 def test_a_committed_entry_is_not_cut_from_the_back() -> None:

@@ -43,8 +43,8 @@ def _run(seeds: range, steps: int, cluster: type[SimulatedCluster] = SimulatedCl
 def test_nothing_acknowledged_is_lost_or_doubled() -> None:
     acknowledged, done = _run(range(SEEDS), 1_500)
     assert acknowledged > SEEDS * 10
-    for what in ("crash", "all", "block", "double", "lose", "start", "cut"):
-        assert done[what] > SEEDS
+    for event in ("crash", "all", "block", "double", "lose", "start", "cut"):
+        assert done[event] > SEEDS
     assert done["wiped"] > SEEDS // 2
     assert done["installed"] > SEEDS // 8
 

@@ -150,8 +150,8 @@ def test_another_leader_is_elected(cluster: Cluster) -> None:
         last = cluster.write(written[-1])
         cluster.start(name)
     for name in NAMES:
-        found = cluster.records(name, last)
-        assert [body for body in found if body in written] == written
+        bodies = cluster.records(name, last)
+        assert [body for body in bodies if body in written] == written
 
 
 def test_without_a_quorum_nothing_is_acknowledged(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
