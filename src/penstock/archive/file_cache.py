@@ -119,7 +119,7 @@ class FileCache:
         """Forget the files that must go for one of this size; return their keys, for `_remove`."""
         assert self._files is not None
         surplus, total = list[str](), size + sum(self._files.values())
-        for key in [each for each in self._files if each != but]:
+        for key in [other for other in self._files if other != but]:
             if total <= self._bytes_max:
                 break
             total -= self._files.pop(key)

@@ -51,8 +51,8 @@ def probe(objects: ObjectStore, store: str, random: Random) -> None:
 
     Requires: no other probe for this store runs. One that ended early left an object, which is deleted.
     """
-    for each in list(objects.listed(f"{store}/{PROBES}")):
-        objects.delete(each.key)
+    for leftover in list(objects.listed(f"{store}/{PROBES}")):
+        objects.delete(leftover.key)
     key = f"{store}/{PROBES}/{random.randbytes(8).hex()}"
     created = objects.put_new(key, b"1")
     try:

@@ -80,8 +80,8 @@ class RemoteObjects:
     def listed(self, prefix: str) -> Iterator[StoredObject]:
         pages = iter(self._call(prefix, lambda: self._obstore.list(self._store, prefix=check_key(prefix))))
         while page := self._call(prefix, lambda: next(pages, None)):
-            for each in page:
-                yield StoredObject(each["path"], each["size"])
+            for entry in page:
+                yield StoredObject(entry["path"], entry["size"])
 
     def folders(self) -> list[str]:
         listing = self._call("", lambda: self._obstore.list_with_delimiter(self._store))

@@ -75,7 +75,7 @@ def lend(identity: bytes, source: TableKeySource) -> None:
 def take_back(identity: bytes, source: TableKeySource) -> None:
     """Undo `lend`."""
     with _lock:
-        left = [each for each in _lent.get(identity, ()) if each() not in (None, source)]
+        left = [reference for reference in _lent.get(identity, ()) if reference() not in (None, source)]
         if left:
             _lent[identity] = left
         else:
@@ -92,5 +92,5 @@ def lent_keys(identity: bytes, table_id: int = 0) -> list[TableKeyRing]:
     There may be several: a restored copy of a store, open beside it, has the identity of the original in its files.
     """
     with _lock:
-        sources = [source for each in reversed(_lent.get(identity, ())) if (source := each()) is not None]
+        sources = [source for reference in reversed(_lent.get(identity, ())) if (source := reference()) is not None]
     return [TableKeyRing(source, table_id) for source in sources]

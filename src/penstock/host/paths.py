@@ -27,7 +27,8 @@ def absolute(path: str) -> str:
     """Return an absolute path without links: one that means the same in every process, whatever its working folder."""
     if path and "\0" not in path:
         real = os.path.realpath(path).rstrip("/") or "/"
-        if not any("\ud800" <= each <= "\udfff" for each in real):  # bytes that are not text: LMDB takes no such name
+        # LMDB takes no name with bytes that are not text.
+        if not any("\ud800" <= character <= "\udfff" for character in real):
             return real
     raise Invalid(f"{path!r} is not a path: give a folder whose name is text")
 

@@ -52,8 +52,8 @@ def compact_trees(
     return CompactionReport(
         shards=len(trees),
         merged=merged,
-        files_before=sum(sum(each.level_files) for each in before),
-        files_after=sum(sum(each.level_files) for each in after),
-        bytes_before=sum(sum(each.level_bytes) for each in before),
-        bytes_after=sum(sum(each.level_bytes) for each in after),
+        files_before=sum(sum(statistics.level_files) for statistics in before),
+        files_after=sum(sum(statistics.level_files) for statistics in after),
+        bytes_before=sum(sum(statistics.level_bytes) for statistics in before),
+        bytes_after=sum(sum(statistics.level_bytes) for statistics in after),
     )

@@ -294,8 +294,8 @@ class Memtable:
     def ranges(self) -> RangeDeletes:
         """All range deletes."""
         recent, folded = self._recent, self._folded  # in this order, see `_add_ranges`
-        known_recent, known_folded, ranges = self._ranges
-        if recent is not known_recent or folded is not known_folded:
+        cached_recent, cached_folded, ranges = self._ranges
+        if recent is not cached_recent or folded is not cached_folded:
             ranges = RangeDeletes.of(chain(recent, *folded))
             self._ranges = recent, folded, ranges
         return ranges

@@ -188,15 +188,15 @@ class ReaderLeases:
     def _extend(self, lease_s: float) -> None:
         record = self._record
         if not self._is_sure or not self._is_covered(lease_s):
-            until_s = max(self._known_s(record), self._needed_s(lease_s) + SPARE_S)
+            until_s = max(self._until_s(record), self._needed_s(lease_s) + SPARE_S)
             self._commit(self._lasting(max(lease_s, record.longest_s), until_s))
 
     def _is_covered(self, lease_s: float) -> bool:
         """Whether the record lasts as long as a lease that begins now."""
         record = self._record
-        return lease_s <= record.longest_s and self._needed_s(lease_s) <= self._known_s(record)
+        return lease_s <= record.longest_s and self._needed_s(lease_s) <= self._until_s(record)
 
-    def _known_s(self, record: LeaseRecord) -> float:
+    def _until_s(self, record: LeaseRecord) -> float:
         return record.until_s if record.boot_id == self._boot_id else 0.0
 
     def _needed_s(self, lease_s: float) -> float:

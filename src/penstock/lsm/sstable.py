@@ -526,8 +526,8 @@ class Sstable:
 
 
 def _puts_between(lsns: Sequence[int], first: int, values: list[bytes], start: int, end: int) -> list[Row]:
-    some = zip(values[start:end], lsns[first + start : first + end], strict=True)
-    return [(PUT, value, lsn, NEVER) for value, lsn in some]
+    puts = zip(values[start:end], lsns[first + start : first + end], strict=True)
+    return [(PUT, value, lsn, NEVER) for value, lsn in puts]
 
 
 def _rows_back(rows_between: Callable[[int, int], list[Row]], count: int, start: int, end: int) -> list[Row]:

@@ -53,10 +53,12 @@ class Joining:
     def founders(self, *, is_founder: bool) -> tuple[tuple[str, int], ...] | None:
         """Return the lives that found the cluster; None if it exists already, or a member has not answered."""
         answers = self._answers
-        if len(answers) == len(self._others) and all(each.standing in (FRESH, FOUNDER) for each in answers.values()):
-            if sum(each.standing == FOUNDER for each in answers.values()) + is_founder > 1:
+        if len(answers) == len(self._others) and all(
+            answer.standing in (FRESH, FOUNDER) for answer in answers.values()
+        ):
+            if sum(answer.standing == FOUNDER for answer in answers.values()) + is_founder > 1:
                 return None
-            return tuple(sorted((name, each.life) for name, each in answers.items()))
+            return tuple(sorted((name, answer.life) for name, answer in answers.items()))
         return None
 
     def has_founder(self) -> bool:

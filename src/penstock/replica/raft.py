@@ -59,7 +59,7 @@ class Raft(ElectingRaft):
         self._full: dict[str, bool] = {}  # by member: what it answered last
         self._proposals: deque[Proposal] = deque()  # not in the log yet
         self._in_log: deque[Proposal] = deque()
-        self._told_committed = log.committed
+        self._answered_committed = log.committed
         self._ticked_s = 1e18  # when the loop went round last; it has not yet
         super().__init__(member, others, log, link, times=times, random=random, files=files)
 
@@ -226,9 +226,9 @@ class Raft(ElectingRaft):
     def _SyncObj__applyLogEntries(self) -> bool:
         """Answer proposals that are committed; return whether to send entries now."""
         committed = self.log.committed
-        if committed == self._told_committed:
+        if committed == self._answered_committed:
             return False
-        self._told_committed = self._SyncObj__raftLastApplied = committed
+        self._answered_committed = self._SyncObj__raftLastApplied = committed
         while self._in_log and self._in_log[0].index <= committed:
             proposal = self._in_log.popleft()
             if self.log.term_at(proposal.index) == proposal.term:

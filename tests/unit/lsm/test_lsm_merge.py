@@ -140,8 +140,8 @@ def test_a_merge_changes_nothing_a_reader_sees(
         )
     finally:
         merge_module.SLICE_ROWS = slice_rows
-    for one, two in itertools.pairwise(done):
-        assert one.end <= two.start
+    for first, second in itertools.pairwise(done):
+        assert first.end <= second.start
     low = [run_of(Sstable.open(sstable_path("/", s.chunk_id), fs=disk)) for s in bottom]
     for key in everywhere:
         assert read(middle + older, key, NOW) == read(runs + older, key, NOW)
