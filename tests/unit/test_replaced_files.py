@@ -138,7 +138,7 @@ def test_what_a_driver_merged_must_have_the_tables_key(store: penstock.Store, ho
         OfferBoard(clock=store.clock, random=system_random()), fs=store.files, root=store.path, bytes_min=0
     )
     with pytest.raises(CorruptionError, match=REFUSED[how]):
-        offers._received(plan, [chunk.chunk], {chunk.chunk})
+        offers._accept_outputs(plan, [chunk.chunk], {chunk.chunk})
     assert path.exists()
 
 

@@ -39,7 +39,7 @@ def questions(path: Path, timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> 
         return ask_owner(path, ask, min(timeout_s, 0.05))
 
     monkeypatch.setattr(locator, "ask_owner", noted)
-    monkeypatch.setattr(file_locks, "_held", set())  # its owner is this process, and stands for another
+    monkeypatch.setattr(file_locks, "_locks", set())  # its owner is this process, and stands for another
     with pytest.raises(StoreLocked, match="does not answer"):
         penstock.open(path, timeout_s=timeout_s)
     return allowed
