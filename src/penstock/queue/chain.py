@@ -71,7 +71,7 @@ class QueueRepair:
 
     path: str
     offset: int
-    kept: int  # records that were not known to be synced, and now are
+    record_count: int  # records that were not known to be synced, and now are
     torn: str | None  # why the bytes after them are unreadable; None if nothing was written there
 
 

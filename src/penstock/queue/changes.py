@@ -1,8 +1,9 @@
 """The change feed of a queue: its files are its history, so that the feed costs a small record for each trim.
 
 An insert is a message as it lies in the files, under the LSN of its record. A trim deletes: in a queue with a feed it
-is a record of the files, too, before the messages of its LSN. The files stay until both the queue and its feed need
-them no more. A message that the record which put it also trimmed was never seen, and is not in the feed.
+is a record of the files, too, before the messages of its LSN. The files stay until neither the
+queue nor its feed needs them. A message trimmed by the same record that put it was never visible, and is not in the
+feed.
 
 What retention trims is a floor, an LSN, in the memory of the shard; it is committed with its progress, and before
 files go.
@@ -40,7 +41,7 @@ assert _HEADER.size == 32
 
 
 class FeedFloor(NamedTuple):
-    """What retention left of a feed."""
+    """Where a feed begins, after retention."""
 
     lsn: int = 0  # changes of commits up to this LSN were trimmed
     first: int = 1  # the first message of the queue as of that LSN

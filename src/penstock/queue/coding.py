@@ -1,9 +1,9 @@
 """The bodies of records of a compressed or encrypted queue.
 
 A body keeps its prefix (LSN, record time, number of messages, flags), with flags that say how the rest is coded:
-compressed (the size of the rest u32, then its codec's bytes), and then sealed with the table's key. What is sealed is
-bound to its shard and to its prefix, so that it opens nowhere else, but to no file: a record can be copied to the next
-file as it is.
+compressed (the size of the rest u32, then its codec's bytes), and then sealed with the table's key. Sealed
+bytes are bound to their shard and prefix, and open nowhere else; they are not bound to a file, so a record can be
+copied to the next file unchanged.
 
 Thread: any.
 Invariant: nothing is decompressed before its declared size is checked.
@@ -112,7 +112,7 @@ def partition_of(folder: str) -> PartitionId:
 def lent_coding(identity: bytes, partition: PartitionId, encrypted: bool | None = None) -> BodyCoding:
     """Return the coding of a shard in a process that only reads its files, with the key that was lent to it.
 
-    `encrypted`: whether its table is, `KeyMissing` if then no key was lent; None: if there is a key.
+    `encrypted`: whether its table is encrypted (then `KeyMissing` if no key was lent); None: if a key was lent.
     """
     for keys in lent_keys(identity, table_of(partition)) if encrypted is not False else ():
         try:

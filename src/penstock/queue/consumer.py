@@ -110,7 +110,7 @@ class Consumer(InThisProcess):
     def __iter__(self) -> Iterator[LeasedMessage]:
         """Yield messages one by one, and wait for more for ever. Acknowledge each."""
         while True:
-            yield from self.get(1, math.inf)  # one: a second one's lease would run while the first is used
+            yield from self.get(1, math.inf)  # one at a time: the lease of a second would run while the first is used
 
     def ack(self, messages: LeasedMessage | Iterable[LeasedMessage], *, batch: Conditional | None = None) -> None:
         """Acknowledge messages durably; with a batch, atomically with the batch's writes.
@@ -178,9 +178,9 @@ class Consumer(InThisProcess):
         [(0, 1)]
         """
         positions = self._ask("positions", QueueCall(consumer=self.name), list[ConsumerPosition])
-        known = {position.shard: position for position in positions}
+        by_shard = {position.shard: position for position in positions}
         return [
-            known.get(shard, ConsumerPosition(self.name, shard, "new", bounds.first, bounds.next - bounds.first))
+            by_shard.get(shard, ConsumerPosition(self.name, shard, "new", bounds.first, bounds.next - bounds.first))
             for shard, bounds in enumerate(self._bounds())
         ]
 
@@ -217,8 +217,8 @@ class Consumer(InThisProcess):
         else:
             raise Invalid(f'seek takes a sequence, sequences by shard, "earliest" or "latest", not {in_short(to)}')
         checked: dict[int, int] = {}
-        for one, sequence in sequences.items():
-            shard = whole(one, f"a shard of queue {self._info.name}", 0, len(bounds) - 1)
+        for number, sequence in sequences.items():
+            shard = whole(number, f"a shard of queue {self._info.name}", 0, len(bounds) - 1)
             checked[shard] = whole(sequence, f"a sequence of shard {shard}", 1, bounds[shard].next)
         self._command(SEEK, argument(self._info.table_id, Seek(self.name, sorted(checked.items()), "leased")))
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from penstock.queue.calls import QueueCall
 
 WAIT_S_MAX = 30.0  # of one call: to wait longer, call again
-SEEN_MAX = 10_000  # consumers whose last activity is remembered
+CONSUMERS_MAX = 10_000  # consumers whose last activity is remembered
 GET_BYTES_MAX = 16 << 20  # of one call: may return fewer messages than requested
 
 
@@ -97,12 +97,12 @@ class Deliveries:
         self._machines = machines  # by shard
         self._changed = threads.condition("queue.deliveries")
         self._waiting = 0  # number of waiters; guarded by _changed, but `_applied` reads it without
-        self._blocked = 0  # number of those who found a full window; the same
+        self._blocked = 0  # number of waiters at a full window; likewise
         self._asleep_until_s = 0.0  # guarded by _changed: no waiter sleeps longer
         self._closed = False  # guarded by _changed
         self._leases = Leases(host.incarnation, host.uuid)  # guarded by _changed
         self._arrived = False  # messages arrived since the last wake-up; set by apply
-        self._seen: OrderedDict[str, int] = OrderedDict()  # guarded by _changed: when each was last seen, oldest first
+        self._last_seen_us: OrderedDict[str, int] = OrderedDict()  # guarded by _changed: by consumer, oldest first
         for machine in machines:
             machine.changed = self._note_arrival
         self._ignore_applied = host.on_applied(self._applied)
@@ -139,12 +139,12 @@ class Deliveries:
     def _claim_or_wait(self, call: QueueCall, deadline_s: float) -> list[Claim]:
         clock, blocked = self._host.clock, False
         with self._changed:
-            self._note_seen(call.consumer)
+            self._note_activity(call.consumer)
             self._waiting += 1  # before the check: an apply after it sees this
             try:
                 while True:
                     if self._closed:
-                        raise self._gone()
+                        raise self._closed_error()
                     now_s = clock.monotonic_s()
                     claims, full = self._claim(call, now_s)
                     if claims or now_s >= deadline_s:
@@ -264,7 +264,7 @@ class Deliveries:
         if not spent:
             return others
         ranges = [(delivery.shard, runs(delivery.sequences)) for delivery in spent]
-        leases = [[delivery.lease] * len(some) for delivery, (_, some) in zip(spent, ranges, strict=True)]
+        leases = [[delivery.lease] * len(spans) for delivery, (_, spans) in zip(spent, ranges, strict=True)]
         ack = Ack(call.consumer, ranges, leases)
         group = PendingGroup(encode_condition(Condition(None, ((ACK, argument(self._info.table_id, ack)),))))
         if letters_to is not None:
@@ -292,7 +292,7 @@ class Deliveries:
     def nack(self, call: QueueCall) -> int:
         """Release leases, so that their messages are delivered again after `delay_s`; return how many."""
         with self._changed:
-            self._note_seen(call.consumer)
+            self._note_activity(call.consumer)
             now_s = self._host.clock.monotonic_s()
             released = self._leases.release(call.consumer, call.leases, self._row, now_s, now_s + call.delay_s)
             self._changed.notify_all()
@@ -301,7 +301,7 @@ class Deliveries:
     def extend(self, call: QueueCall) -> None:
         """Renew leases, for `visibility_timeout_s` from now; `LeaseLost`, and none is renewed, if one has ended."""
         with self._changed:
-            self._note_seen(call.consumer)
+            self._note_activity(call.consumer)
             now_s = self._host.clock.monotonic_s()
             until_s = now_s + call.visibility_timeout_s
             if not self._leases.extend(call.consumer, call.leases, self._row, now_s, until_s):
@@ -317,17 +317,17 @@ class Deliveries:
 
     # -- consumers
 
-    def _note_seen(self, consumer: str) -> None:
+    def _note_activity(self, consumer: str) -> None:
         """Remember when a consumer was active. Requires: _changed."""
-        self._seen[consumer] = self._host.port.time_us()
-        self._seen.move_to_end(consumer)
-        if len(self._seen) > SEEN_MAX:
-            self._seen.popitem(last=False)
+        self._last_seen_us[consumer] = self._host.port.time_us()
+        self._last_seen_us.move_to_end(consumer)
+        if len(self._last_seen_us) > CONSUMERS_MAX:
+            self._last_seen_us.popitem(last=False)
 
     def activity(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return, by consumer, when each was last seen in microseconds, and how many messages it has leased."""
         with self._changed:
-            return dict(self._seen), self._leases.count_leased(self._row, self._host.clock.monotonic_s())
+            return dict(self._last_seen_us), self._leases.count_leased(self._row, self._host.clock.monotonic_s())
 
     # -- conditions
 
@@ -338,7 +338,7 @@ class Deliveries:
             assert isinstance(ack, Ack)
             self._check_use(ack.consumer, "leased")
             with self._changed:
-                self._note_seen(ack.consumer)
+                self._note_activity(ack.consumer)
                 holds_leases = self._leases.hold(ack, self._host.clock.monotonic_s())
             if not holds_leases:
                 raise LeaseLost(f"consumer {ack.consumer} no longer holds these messages: nothing was written")
@@ -348,20 +348,20 @@ class Deliveries:
             if all(shard < COMPANION for shard, _, _ in move.ranges):  # else it is of the change feed
                 self._check_use(move.consumer, "streamed")
                 with self._changed:
-                    self._note_seen(move.consumer)
+                    self._note_activity(move.consumer)
         elif name == SEEK:
             _, seek = read_argument(data, Seek)
             assert isinstance(seek, Seek)
             self._check_use(seek.consumer, seek.mode)
             self._end_leases(seek.consumer)
             with self._changed:
-                self._note_seen(seek.consumer)
+                self._note_activity(seek.consumer)
         elif name == FORGET:
             _, forget = read_argument(data, ForgetConsumer)
             assert isinstance(forget, ForgetConsumer)
             self._end_leases(forget.consumer)
             with self._changed:
-                self._seen.pop(forget.consumer, None)
+                self._last_seen_us.pop(forget.consumer, None)
 
     def _end_leases(self, consumer: str) -> None:
         """End all leases of a consumer, because it moves to another position."""
@@ -392,7 +392,7 @@ class Deliveries:
         with self._changed:
             return self._leases.has_leased(self._row, self._host.clock.monotonic_s())
 
-    def _gone(self) -> PenstockError:
+    def _closed_error(self) -> PenstockError:
         info = self._host.port.table(self._info.name)
         if info is None or info.table_id != self._info.table_id:
             return NotFound(f"queue {self._info.name} was dropped")

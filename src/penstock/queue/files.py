@@ -45,7 +45,7 @@ _ENTRY = np.dtype("<u8")
 _ENTRY_WORDS = 3  # sequence, offset, time
 
 READ_BYTES = 1 << 20
-PROBE_BYTES = 4 << 10  # when one record is wanted
+PROBE_BYTES = 4 << 10  # to read a single record
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

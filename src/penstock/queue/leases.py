@@ -75,7 +75,7 @@ class Leases:
         # batch of the wrong store, and sequences, table and consumer may all be the same.
         self._first = int.from_bytes(store[:4], "big")
         self._turns: dict[str, int] = {}
-        self._held: dict[str, set[int]] = {}  # by client: the leases it was given, also some that have ended
+        self._by_holder: dict[str, set[int]] = {}  # the leases of each client, also some that have ended
 
     def shards_in_turn(self, consumer: str, shards: int) -> list[int]:
         """Return all shards, beginning with another one each time, so that none is starved."""
@@ -104,7 +104,7 @@ class Leases:
             return None
         lease = self._base + ((self._first + next(_numbers)) & 0xFFFF_FFFF)
         if holder:
-            self._held.setdefault(holder, set()).add(lease)
+            self._by_holder.setdefault(holder, set()).add(lease)
         window.until_s[chosen] = until_s
         window.lease[chosen] = lease
         window.counts[chosen] = np.minimum(window.counts[chosen].astype(np.int64) + 1, DELIVERIES_MAX)
@@ -133,10 +133,10 @@ class Leases:
             if window is None or len(leases) != len(ranges):
                 return False
             for (low, high), lease in zip(ranges, leases, strict=True):
-                some = slice(low - window.floor, high - window.floor)
-                if not 0 <= some.start < some.stop <= WINDOW:
+                span = slice(low - window.floor, high - window.floor)
+                if not 0 <= span.start < span.stop <= WINDOW:
                     return False
-                if (window.lease[some] != lease).any() or (window.until_s[some] <= now_s).any():
+                if (window.lease[span] != lease).any() or (window.until_s[span] <= now_s).any():
                     return False
         return len(ack.leases) == len(ack.messages)
 
@@ -213,7 +213,7 @@ class Leases:
 
     def leave(self, holder: str) -> None:
         """End all leases of a client that has closed its connection."""
-        leases = np.fromiter(self._held.pop(holder, ()), np.int64)
+        leases = np.fromiter(self._by_holder.pop(holder, ()), np.int64)
         for window in self._windows.values() if len(leases) else ():
             left = np.isin(window.lease, leases)
             window.until_s[left], window.lease[left] = 0, 0
@@ -227,12 +227,14 @@ class Leases:
         times = [
             window.until_s[window.until_s > now_s] for (name, _), window in self._windows.items() if name == consumer
         ]
-        return min((float(some.min()) for some in times if len(some)), default=None)
+        return min((float(running.min()) for running in times if len(running)), default=None)
 
     def forget_idle(self, now_s: float) -> None:
         """Discard windows without leases: the ledger has everything else."""
         self._windows = {key: window for key, window in self._windows.items() if (window.until_s > now_s).any()}
         names = {name for name, _ in self._windows}
-        out = {lease for window in self._windows.values() for lease in np.unique(window.lease).tolist()}
-        self._held = {holder: some for holder, leases in self._held.items() if (some := leases & out)}
+        leased = {lease for window in self._windows.values() for lease in np.unique(window.lease).tolist()}
+        self._by_holder = {
+            holder: running for holder, leases in self._by_holder.items() if (running := leases & leased)
+        }
         self._turns = {name: turn for name, turn in self._turns.items() if name in names}

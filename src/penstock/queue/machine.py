@@ -47,7 +47,7 @@ SCAN_BYTES = 8 << 20  # of messages that a scan holds in memory
 KEY = struct.Struct(">Q")  # a sequence as a key: big-endian, so that keys sort by sequence
 _STAGED = re.compile(r"([0-9]{20})\.arrow")
 _STORED = struct.Struct("<QQ")  # floor and next sequence, as of the LSN that is stored
-_STORED_FEED = struct.Struct("<QQ")  # behind it, with a change feed: what its retention left
+_STORED_FEED = struct.Struct("<QQ")  # after it, with a change feed: where the feed begins
 
 
 class _Progress(NamedTuple):
@@ -355,7 +355,7 @@ class QueueMachine(Machine):
                 before = min([self._visible().floor, *self._pins.values(), *needed])
             if before > self.queue.first_sequence:
                 if self.feed is not None:
-                    self._store()  # first: files of changes that a reader may want must not go
+                    self._store()  # first: no file goes that the committed floor of the feed still needs
                 self.queue.trim(before_sequence=before)
 
     def _collect_staged(self) -> None:

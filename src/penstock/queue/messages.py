@@ -53,7 +53,7 @@ TIME_US_FIRST, TIME_US_END = TIME_US_MIN, TIME_US_MAX
 _FEW = 16  # messages
 _SOME = 4_096
 COLUMNS = ("payload", "key", "timestamp", "headers")  # of messages that a user gives as a table
-IGNORED = ("shard", "sequence")  # which messages that were read have, too
+IGNORED = ("shard", "sequence")  # columns that messages have when they are read
 _PADDING = tuple(bytes(n) for n in range(8))
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -79,9 +79,9 @@ class Messages:
 
     def __post_init__(self) -> None:
         count = len(self.payloads)
-        for what, column in (("keys", self.keys), ("times", self.times), ("headers", self.headers)):
+        for name, column in (("keys", self.keys), ("times", self.times), ("headers", self.headers)):
             if column is not None and len(column) != count:
-                raise _lengths_differ(count, len(column), what)
+                raise _lengths_differ(count, len(column), name)
         if self.payloads.null_count:
             raise Invalid("a payload is null: give empty bytes for an empty message")
 
@@ -209,16 +209,18 @@ class Messages:
         return b"".join(parts)
 
 
-def _lengths_differ(payloads: int, others: int, what: str) -> Invalid:
-    return Invalid(f"{what} and payloads differ in number ({others} and {payloads}): give as many {what} as payloads")
+def _lengths_differ(payloads: int, others: int, name: str) -> Invalid:
+    return Invalid(f"{name} and payloads differ in number ({others} and {payloads}): give as many {name} as payloads")
 
 
-def check_columns(names: Sequence[str], known: Sequence[str]) -> list[str]:
+def check_columns(names: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Return the names of the columns that count; `Invalid` if messages have others, or one twice."""
     used = [name for name in names if name not in IGNORED]
     twice = len({"timestamp" if name == "time" else name for name in used}) < len(used)
-    if "payload" not in used or set(used) - {*known, "time"} or twice:
-        raise Invalid(f"messages have the columns payload, and perhaps {', '.join(known[1:])}, not {', '.join(names)}")
+    if "payload" not in used or set(used) - {*columns, "time"} or twice:
+        raise Invalid(
+            f"messages have the columns payload, and perhaps {', '.join(columns[1:])}, not {', '.join(names)}"
+        )
     return used
 
 

@@ -306,7 +306,7 @@ class PersistentQueue:
         return self._coding.decode(record.body, self._folder, 0)
 
     def show(self) -> None:
-        """Make all that was appended visible, after an interrupt kept `append_bodies` from it."""
+        """Make all that was appended visible, after an interrupt stopped `append_bodies` before it did."""
         with self._writing():
             self._show()
 

@@ -187,10 +187,10 @@ def _ack(data: bytes, get: Get, put: Put) -> Verdict:
         row = read_row(get, table, shard, request.consumer) or ConsumerRow("leased")
         flags = row.flags()
         for low, high in ranges:
-            some = slice(low - row.floor, high - row.floor)
-            if row.mode != "leased" or not 0 <= some.start < some.stop <= WINDOW or flags[some].any():
+            span = slice(low - row.floor, high - row.floor)
+            if row.mode != "leased" or not 0 <= span.start < span.stop <= WINDOW or flags[span].any():
                 return Verdict.REFUSED
-            flags[some] = True
+            flags[span] = True
         updated = _packed("leased", row.floor, flags, row.counts())
         put(row_key(table, shard, request.consumer), _encode(updated))
     return Verdict.ACCEPTED
@@ -227,8 +227,8 @@ def _deliver(data: bytes, get: Get, put: Put) -> Verdict:
         counts = row.counts()
         for low, high in ranges:
             # Messages below the floor were acknowledged since.
-            some = counts[max(0, low - row.floor) : max(0, high - row.floor)]
-            some += some < DELIVERIES_MAX
+            part = counts[max(0, low - row.floor) : max(0, high - row.floor)]
+            part += part < DELIVERIES_MAX
         put(row_key(table, shard, request.consumer), _encode(_packed("leased", row.floor, row.flags(), counts)))
     return Verdict.ACCEPTED
 

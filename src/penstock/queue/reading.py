@@ -106,8 +106,8 @@ class QueueReader:
     def _batches(self, span: Span, start: int, limit_bytes: int, past_damage: bool) -> Iterator[MessageBatch]:
         """Yield the batches of one file, beginning with the one that holds `start`."""
         reader = self._of(span)
-        known, offset = reader.hint
-        if known != start:
+        sequence, offset = reader.hint
+        if sequence != start:
             offset = (span.index or reader.index(span.size)).before(start)
         read_bytes = min(max(limit_bytes, _READ_BYTES_MIN), _READ_BYTES_MAX)
         for at, record in reader.records(offset, span.size, past_damage=past_damage, read_bytes=read_bytes):

@@ -88,7 +88,7 @@ class QueueService:
         if answer is None:
             raise Invalid(f"a queue has no call {name!r}")
         check_request(self._info, request)
-        if name == "get":  # whoever got a message of a batch must find its other messages, too
+        if name == "get":  # a consumer that got one message of a batch must find the others, too
             deadline_s = self._host.clock.monotonic_s() + max(GET_WAIT_S, request.timeout_s or 0.0)
             for partition in self._partitions:  # all of them within one wait
                 self._host.machine(partition, max(0.0, deadline_s - self._host.clock.monotonic_s()))
@@ -180,25 +180,28 @@ class QueueService:
 
     def _consumers(self, call: QueueCall) -> list[ConsumerSummary]:
         """Return all consumers that have a position, or that were seen since the store was opened."""
-        bounds, (seen, leased) = self._bounds(call), self._deliveries.activity()
+        bounds, (last_seen_us, leased) = self._bounds(call), self._deliveries.activity()
         totals = self._host.stream_totals(self._info)
-        by_name: dict[str, dict[int, ConsumerPosition]] = {name: {} for name in seen}
-        for place in self._positions(call):
-            by_name.setdefault(place.consumer, {})[place.shard] = place
+        by_name: dict[str, dict[int, ConsumerPosition]] = {name: {} for name in last_seen_us}
+        for position in self._positions(call):
+            by_name.setdefault(position.consumer, {})[position.shard] = position
         return [
             ConsumerSummary(
                 name,
-                mode := next((place.mode for place in places.values()), "new"),
-                {shard: places[shard].floor if shard in places else each.first for shard, each in enumerate(bounds)},
+                mode := next((position.mode for position in positions.values()), "new"),
+                {
+                    shard: positions[shard].floor if shard in positions else each.first
+                    for shard, each in enumerate(bounds)
+                },
                 sum(
-                    places[shard].lag if shard in places else each.next - each.first
+                    positions[shard].lag if shard in positions else each.next - each.first
                     for shard, each in enumerate(bounds)
                 ),
                 leased.get(name, 0),
-                seen.get(name),
+                last_seen_us.get(name),
                 totals.get(name, StreamTotals()) if mode == "streamed" else None,
             )
-            for name, places in sorted(by_name.items())
+            for name, positions in sorted(by_name.items())
         ]
 
     # -- conditions

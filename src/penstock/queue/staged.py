@@ -72,7 +72,7 @@ class MessageLoader:
         self._fs = context.fs
         self._partitions = partitions_of(info)
         self._schema = STAGED_WITH_HEADERS if has_headers(info.options) else STAGED_SCHEMA
-        self._held: dict[PartitionId, list[Any]] = {}
+        self._parts: dict[PartitionId, list[Any]] = {}
         self._bytes: dict[PartitionId, int] = {}
         self._done: list[PreparedRows] = []
 
@@ -82,11 +82,11 @@ class MessageLoader:
             messages = self._staged(batch)
             for shard, part in self._by_shard(messages, number):
                 partition = self._partitions[shard]
-                self._held.setdefault(partition, []).append(part)
+                self._parts.setdefault(partition, []).append(part)
                 self._bytes[partition] = self._bytes.get(partition, 0) + part.nbytes
                 if self._bytes[partition] >= FILE_BYTES:
                     self._write(partition)
-        for partition, parts in list(self._held.items()):
+        for partition, parts in list(self._parts.items()):
             if parts and self._bytes[partition] <= INLINE_BYTES_MAX:
                 puts = section.Puts()
                 for part in parts:
@@ -99,8 +99,8 @@ class MessageLoader:
     def as_files(self, loads: Sequence[PreparedRows]) -> list[PreparedRows]:
         """Write loads that came as sections to files."""
         for load in loads:
-            self._held.setdefault(load.partition, []).extend(self._messages(load.payload))
-        for partition in list(self._held):
+            self._parts.setdefault(load.partition, []).extend(self._messages(load.payload))
+        for partition in list(self._parts):
             self._write(partition)
         return self._done
 
@@ -153,7 +153,7 @@ class MessageLoader:
             yield shard, batch.take(pa.array(np.flatnonzero(shards == shard)))
 
     def _write(self, partition: PartitionId) -> None:
-        parts = self._held.pop(partition)
+        parts = self._parts.pop(partition)
         self._bytes[partition] = 0
         staged = self._context.reserve(partition, 1)[0]
         self._context.write_file(partition, staged, self._arrow_file(parts))

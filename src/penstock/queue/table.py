@@ -96,8 +96,8 @@ class QueueTable(QueueView, WritableTable):
             flag(durable, "durable")
         message: section.Message = _checked(payload, key, time)
         size = len(payload) + len(key or b"") + MESSAGE_BYTES
-        if headers is not None and (given := self._headers(headers)):
-            message, size = (*message[:3], given), size + header_bytes(given)
+        if headers is not None and (message_headers := self._headers(headers)):
+            message, size = (*message[:3], message_headers), size + header_bytes(message_headers)
         partition = self._partition_of(key)
         if token is not None:
             return self._put_once(token, partition, section.put, message, size)
@@ -152,9 +152,9 @@ class QueueTable(QueueView, WritableTable):
         return [(partition, section.encoded(part)) for partition, part in parts]
 
     def _headers(self, headers: Any) -> dict[str, bytes]:
-        given = checked_headers(headers)
+        message_headers = checked_headers(headers)
         self._check_takes_headers()
-        return given
+        return message_headers
 
     def _check_takes_headers(self) -> None:
         if not has_headers(self._info.options) and not has_headers(self._latest().options):
@@ -176,8 +176,10 @@ class QueueTable(QueueView, WritableTable):
         """
         message = _checked(payload, key, time)
         shard = self._partitions.index(self._partition_of(key))
-        given = None if headers is None else self._headers(headers) or None
-        request = QueueCall(shard=shard, payload=message[0], key=message[1], time_us=message[2], headers=given)
+        message_headers = None if headers is None else self._headers(headers) or None
+        request = QueueCall(
+            shard=shard, payload=message[0], key=message[1], time_us=message[2], headers=message_headers
+        )
         lsn, sequence = self._port.ask(self._info, "append", request, tuple[int, int])
         return Position(shard, sequence, lsn)
 
@@ -314,9 +316,9 @@ class QueueTable(QueueView, WritableTable):
         for _ in range(ALTERS_MAX):
             info = self._latest()
             now = decode_queue_options(info.options)
-            wanted = now.headers if headers is None else flag(headers, "headers")
-            kept = now.retention if retention is None else retention
-            options = encode_queue_options(queue_options(kept, wanted, now.changes))
+            takes_headers = now.headers if headers is None else flag(headers, "headers")
+            new_retention = now.retention if retention is None else retention
+            options = encode_queue_options(queue_options(new_retention, takes_headers, now.changes))
             if info.options == options or self._port.alter(info, options).options == options:
                 self._latest()
                 return
@@ -360,13 +362,13 @@ class QueueTable(QueueView, WritableTable):
 
 
 def _checked(payload: Any, key: Any, time: Any) -> tuple[bytes, bytes | None, int | None]:
-    for what, value, bytes_max in (("payload", payload, VALUE_BYTES_MAX), ("key", key, KEY_BYTES_MAX)):
+    for name, value, bytes_max in (("payload", payload, VALUE_BYTES_MAX), ("key", key, KEY_BYTES_MAX)):
         if type(value) is not bytes:
-            if what == "key" and value is None:
+            if name == "key" and value is None:
                 continue
-            raise Invalid(f"a {what} is bytes, not {type(value).__name__}: encode it")
+            raise Invalid(f"a {name} is bytes, not {type(value).__name__}: encode it")
         if len(value) > bytes_max:
-            raise Invalid(f"a {what} has at most {bytes_max:,} bytes, this one has {len(value):,}")
+            raise Invalid(f"a {name} has at most {bytes_max:,} bytes, this one has {len(value):,}")
     return payload, key, None if time is None else microseconds(time)
 
 

@@ -122,12 +122,12 @@ def check_condition(info: TableInfo, condition: str, argument: bytes, *, own: bo
         raise Invalid("a consumer's name is a text of 1 to 255 bytes")
     numbers: list[tuple[int, list[int]]] = []  # (shard, sequences)
     if isinstance(request, Ack):
-        numbers = [(shard, [sequence for some in ranges for sequence in some]) for shard, ranges in request.messages]
+        numbers = [(shard, [sequence for span in ranges for sequence in span]) for shard, ranges in request.messages]
         if any(not 0 <= lease < LEASE_MAX for leases in request.leases for lease in leases):
             raise Invalid("a lease is out of range: give messages as `get` returned them")
     elif isinstance(request, Deliver):
         messages = request.messages
-        numbers = [(shard, [first, *(at for some in ranges for at in some)]) for shard, first, ranges in messages]
+        numbers = [(shard, [first, *(at for span in ranges for at in span)]) for shard, first, ranges in messages]
     elif isinstance(request, Move):
         numbers = [(shard, [start, end]) for shard, start, end in request.ranges]
         if any(not 0 <= count < SEQUENCE_MAX for count in request.counts):

@@ -58,10 +58,10 @@ def test_what_ended_leases_leave_in_memory(owner: penstock.Store) -> None:
             consumer.nack(consumer.get())
         service = owner.port._service(owner.port.table("events"))  # type: ignore[arg-type]
         leases = service._deliveries._leases  # type: ignore[union-attr]
-        assert leases._held
+        assert leases._by_holder
         consumer.ack(consumer.get())
         service.maintain()  # type: ignore[union-attr]
-    assert not leases._held
+    assert not leases._by_holder
 
 
 def test_uses_after_the_end(owner: penstock.Store) -> None:
