@@ -227,7 +227,7 @@ class Leases:
         times = [
             window.until_s[window.until_s > now_s] for (name, _), window in self._windows.items() if name == consumer
         ]
-        return min((float(running.min()) for running in times if len(running)), default=None)
+        return min((float(ends_s.min()) for ends_s in times if len(ends_s)), default=None)
 
     def forget_idle(self, now_s: float) -> None:
         """Discard windows without leases: the ledger has everything else."""

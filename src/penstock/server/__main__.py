@@ -76,7 +76,7 @@ def _report(report: OwnerReport) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         sys.stdout.flush()
     silence = os.open(os.devnull, os.O_RDWR)
-    os.dup2(silence, sys.stdout.fileno())  # nobody reads the output any more
+    os.dup2(silence, sys.stdout.fileno())  # no process reads the output any more
     os.dup2(silence, sys.stderr.fileno())
     os.close(silence)
 

@@ -41,15 +41,15 @@ class ReadConfirmation:
 
     def _shared_barrier(self, deadline_s: float) -> int:
         with self._changed:
-            wanted = self._begun + 1
-            while self._running and self._ended < wanted:
+            number = self._begun + 1
+            while self._running and self._ended < number:
                 rest_s = deadline_s - self._clock.monotonic_s()
                 if rest_s <= 0:
                     raise WaitExpired(f"no quorum confirmed this read within {CONFIRM_S:g} s: try again")
                 self._changed.wait(rest_s)
-            if self._ended >= wanted:
+            if self._ended >= number:
                 return self._result()
-            self._running, self._begun = True, wanted
+            self._running, self._begun = True, number
         outcome: int | PenstockError = Closed("the barrier was interrupted: try again")
         try:
             outcome = self._barrier()
@@ -57,7 +57,7 @@ class ReadConfirmation:
             outcome = error
         finally:
             with self._changed:
-                self._running, self._ended, self._outcome = False, wanted, outcome
+                self._running, self._ended, self._outcome = False, number, outcome
                 self._changed.notify_all()
         with self._changed:
             return self._result()

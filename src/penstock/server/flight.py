@@ -34,7 +34,7 @@ _AUTHORIZATION = "authorization"
 
 @lru_cache(1_024)
 def local_rights(process: str) -> Rights:
-    """Return the rights of a local client; a process that gives another name each time only leaves its own budget."""
+    """Return the rights of a local client; a process that changes its name only leaves its own budget."""
     return replace(LOCAL, process=process[:64])
 
 

@@ -110,7 +110,7 @@ class Gateway:
         self._taker = GroupTaker(port, self.fault)
         self._snapshots: LeasedObjects[SnapshotPort] = LeasedObjects(
             SnapshotPort.close,
-            what="snapshot",
+            noun="snapshot",
             clock=clock,
             count_max=SNAPSHOTS_MAX,
             each_max=SNAPSHOTS_EACH_MAX,
@@ -119,7 +119,7 @@ class Gateway:
         )
         self._scans: LeasedObjects[PagedScan] = LeasedObjects(
             PagedScan.close,
-            what="scan",
+            noun="scan",
             clock=clock,
             count_max=SCANS_MAX,
             each_max=SCANS_EACH_MAX,
@@ -350,9 +350,11 @@ class Gateway:
     def _visible(self, troubles: list[Trouble], rights: Rights) -> list[Trouble]:
         """Return the troubles of tables that a client may read, worded as an error would be for it."""
         return [
-            Trouble(one.table, one.shard, self.fault(PenstockError(one.reason), rights).message, one.lsn)
-            for one in troubles
-            if rights.allows(READ, one.table)
+            Trouble(
+                trouble.table, trouble.shard, self.fault(PenstockError(trouble.reason), rights).message, trouble.lsn
+            )
+            for trouble in troubles
+            if rights.allows(READ, trouble.table)
         ]
 
     def _shard(self, reading: Reading, partition: int, right: Right, rights: Rights) -> PartitionId:

@@ -61,7 +61,7 @@ class SnapshotTaker:
         self._fs, self._root, self._stop = fs, root, stop
         self._incoming = f"{root}/{INCOMING}"  # before a path in the store
         self.fetched_bytes = 0
-        self.kept_bytes = 0  # that were here already
+        self.kept_bytes = 0  # of files that were here already
 
     def fetch(self, client: FileClient) -> SnapshotListing:
         """Fetch every file of a new snapshot that is not here yet."""
@@ -86,7 +86,7 @@ class SnapshotTaker:
         )  # fmt: skip
         return listing
 
-    def _sweep(self, wanted: set[str]) -> None:
+    def _sweep(self, paths: set[str]) -> None:
         """Remove what an earlier attempt fetched and this snapshot does not have."""
         for name in self._fs.listdir(self._root):
             if name.startswith(INCOMING) and name.removeprefix(INCOMING) not in _TOP:
@@ -94,7 +94,7 @@ class SnapshotTaker:
         for top in _TOP:
             with suppress(NotADirectoryError):
                 for below in list(walk(self._fs, f"{self._incoming}{top}")):
-                    if f"{top}/{below}" not in wanted:
+                    if f"{top}/{below}" not in paths:
                         self._fs.unlink(f"{self._incoming}{top}/{below}")
 
     def _fetch_file(self, client: FileClient, file: ShippedFile) -> None:

@@ -38,7 +38,7 @@ class LeasedObjects(Generic[T]):
         self,
         close: Callable[[T], object],
         *,
-        what: str,
+        noun: str,
         clock: Clock,
         count_max: int,
         each_max: int,
@@ -48,7 +48,7 @@ class LeasedObjects(Generic[T]):
     ) -> None:
         """`renew` is called before a lease is renewed by use, with its length."""
         self._close = close
-        self._what = what
+        self._noun = noun
         self._clock = clock
         self._count_max = count_max
         self._each_max = each_max
@@ -114,14 +114,14 @@ class LeasedObjects(Generic[T]):
     def _check_room(self, client: str) -> None:
         count = sum(1 for entry in self._entries.values() if entry.client == client)
         if not self._has_room(count):
-            raise Backpressure(f"too many {self._what}s are open ({count} of yours): close some, then retry")
+            raise Backpressure(f"too many {self._noun}s are open ({count} of yours): close some, then retry")
 
     def add(self, name: str, value: T, *, client: str, lease_s: float, keeps_s: float | None = None) -> None:
         """Hold an object. `keeps_s`: how long after its use it keeps the owner; None: for its lease."""
         with self._lock:
             self._check_room(client)
             if name in self._entries:
-                raise Invalid(f"there is a {self._what} {name} already")
+                raise Invalid(f"there is a {self._noun} {name} already")
             self._entries[name] = _LeasedObject(value, client, lease_s, self._clock.monotonic_s(), keeps_s)
 
     @contextmanager
@@ -148,9 +148,9 @@ class LeasedObjects(Generic[T]):
         """Count a use of an object. Nothing may come between the count and the return: its caller gives it back."""
         entry = self._entries.get(name)
         if entry is None or entry.closing or client not in (None, entry.client):
-            raise Closed(f"the {self._what} was closed, or was not used for its lease: begin another")
+            raise Closed(f"the {self._noun} was closed, or was not used for its lease: begin another")
         if self._users_max is not None and entry.users >= self._users_max:
-            raise Invalid(f"a {self._what} is read by one at a time")
+            raise Invalid(f"a {self._noun} is read by one at a time")
         entry.users += 1
         return entry
 
@@ -203,8 +203,8 @@ class LeaseCounts:
         """Count more files; `Backpressure` if they are too many."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            running = [(until_s, some) for until_s, some in self._counts.get(client, []) if until_s > now_s]
-            staged = sum(some for _, some in running)
+            running = [(until_s, files) for until_s, files in self._counts.get(client, []) if until_s > now_s]
+            staged = sum(files for _, files in running)
             if staged + count > self._each_max:
                 raise Backpressure(f"{staged} files are staged (limit {self._each_max}): commit or wait, then retry")
             self._counts[client] = [*running, (now_s + lease_s, count)]

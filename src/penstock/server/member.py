@@ -1,9 +1,10 @@
 """A member of a cluster: its journal runs on; a store is opened on it for each role it gets.
 
 As a leader the store takes writes, and its journal is what a quorum has. As a follower it applies what the leader
-writes, and serves reads. When the role changes, the store is closed and opened again: what a leader had not committed
-is not known to be there, so nothing of it may stay in memory. A member whose leader's journal begins after what it has
-(its disk is new, or it was away for long) fetches a snapshot of the leader's store, which replaces its own.
+writes, and serves reads. When the role changes, the store is closed and opened again: it is unknown whether entries
+that a leader had not committed survive, so nothing of them may stay in memory. A member whose journal ends before its
+leader's begins (its disk is new, or it was away for long) fetches a snapshot of the leader's store, which replaces its
+own.
 
 Thread: one watches the role, opens and closes the store; `store` and `close` from any.
 Invariants: (1) the folder has one member process. (2) a store that takes writes belongs to one term.
@@ -52,7 +53,9 @@ logger = logging.getLogger(__name__)
 WATCH_S = 0.5
 RETRY_S = 1.0
 OPEN_S = 30.0
-FULL_S = 30.0  # between two attempts to leave the lead because of a full disk: what others said may be old
+FULL_S = (
+    30.0  # between two attempts to leave the lead because of a full disk: what is known of the other disks may be old
+)
 
 
 class Member:
@@ -206,21 +209,23 @@ class Member:
         if (leader := self._journal.snapshot_from or self._fetched.lost) is not None:
             self._take_snapshot(leader)
             return ()
-        found = self._journal.await_change(role, WATCH_S)
+        new_role = self._journal.await_change(role, WATCH_S)
         failed = self._store is not None and self._store.is_failed
-        if found == role and not failed:
+        if new_role == role and not failed:
             self._leave_if_full(role)
             if self._store is not None and not role[0]:
                 self._store.follow_time()
             return role
         self._end_store()
-        if not found:
+        if not new_role:
             return ()
-        if found[0] and found[2] == self._led:  # a term has one store that takes writes: what that left is not known
+        if (
+            new_role[0] and new_role[2] == self._led
+        ):  # a term has one store that takes writes: what that left is not known
             self._journal.resign()
             return ()
-        self._begin_store(found)
-        return found
+        self._begin_store(new_role)
+        return new_role
 
     def _leave_if_full(self, role: tuple[object, ...]) -> None:
         """Leave the lead to a member that can take writes, if the disk of this one is full."""
@@ -292,9 +297,9 @@ class Member:
         unknown = sorted(set(addresses) - set(self._addresses))
         if unknown:
             logger.warning("member %s does not know %s: members are not added", self.name, ", ".join(unknown))
-        known = {name: at for name, at in addresses.items() if name in self._addresses and name != self.name}
-        self._addresses.update(known)
-        self._link.move(known)
+        new_addresses = {name: at for name, at in addresses.items() if name in self._addresses and name != self.name}
+        self._addresses.update(new_addresses)
+        self._link.move(new_addresses)
 
     # -- the store of a role
 

@@ -40,7 +40,7 @@ class Digest(Protocol):
 
 
 class MemberFiles:
-    """What one other member reads here."""
+    """The files that another member reads here."""
 
     def __init__(self, fs: FileSystem, root: str, store: Callable[[], Store], random: Random) -> None:
         """`store` returns the open one; `WaitExpired` if there is none."""
@@ -67,9 +67,9 @@ class MemberFiles:
                 return self._fs.open(shipment.path_of(path))
         if not _STAGED.fullmatch(path):
             raise Invalid(f"{path!r} is not a file that members read")
-        for place in (path, fetched_path(path)):
+        for name in (path, fetched_path(path)):
             with suppress(FileNotFoundError):
-                return self._fs.open(f"{self._root}/{place}")
+                return self._fs.open(f"{self._root}/{name}")
         raise NotFound(f"{path} is not here any more: take a snapshot")
 
     def close(self) -> None:
@@ -132,18 +132,18 @@ class FetchedFiles:
                 raise Invalid(f"a record refers to {name!r}, which is not a file of a table")
         make_dirs(self._fs, f"{self._root}/{FETCHED}")
         digest, size = hashlib.sha256(), 0
-        places = {name: f"{self._root}/{fetched_path(name)}" for name in files_of(file.file_name)}
-        for name, place in places.items():
-            size += self._copy(client, name, f"{place}.part", digest, file.size_bytes)
+        paths = {name: f"{self._root}/{fetched_path(name)}" for name in files_of(file.file_name)}
+        for name, path in paths.items():
+            size += self._copy(client, name, f"{path}.part", digest, file.size_bytes)
         if (size, digest.digest()) != (file.size_bytes, file.digest):
             raise CorruptionError(file.file_name, 0, "the leader's file does not have the hash that its record names")
-        for place in places.values():
-            self._fs.rename(f"{place}.part", place)
+        for path in paths.values():
+            self._fs.rename(f"{path}.part", path)
         self._fs.fsync_dir(f"{self._root}/{FETCHED}")
 
-    def _copy(self, client: FileClient, name: str, place: str, digest: Digest, bytes_max: int) -> int:
-        remove_file(self._fs, place)
-        target, at = self._fs.create(place), 0
+    def _copy(self, client: FileClient, name: str, path: str, digest: Digest, bytes_max: int) -> int:
+        remove_file(self._fs, path)
+        target, at = self._fs.create(path), 0
         try:
             while data := client.read_some(name, at, PIECE_BYTES):
                 if self._closed or at + len(data) > bytes_max:

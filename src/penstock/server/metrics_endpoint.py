@@ -54,8 +54,8 @@ class MetricsEndpoint:
         except BaseException:
             self.close()
             raise
-        shown = f"[{host}]" if ":" in host else host
-        store.metrics_url = f"http://{shown}:{self.port}/metrics"
+        url_host = f"[{host}]" if ":" in host else host
+        store.metrics_url = f"http://{url_host}:{self.port}/metrics"
         store.at_close(self.close)
         logger.info("metrics are at %s", store.metrics_url)
 
@@ -90,10 +90,10 @@ class MetricsEndpoint:
             if left_s <= 0:  # it sends a little now and then
                 return
             connection.settimeout(left_s)
-            received = connection.recv(4096)
-            if not received:
+            data = connection.recv(4096)
+            if not data:
                 return
-            request += received
+            request += data
         status, body = self._answer(request)
         headers = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {CONTENT_TYPE}\r\n"
@@ -104,8 +104,8 @@ class MetricsEndpoint:
         connection.shutdown(socket.SHUT_WR)
 
     def _answer(self, request: bytes) -> tuple[int, bytes]:
-        head, found, _ = request.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, _ = request.partition(b"\r\n\r\n")
+        if not separator:
             return 431, b"the request is too long\n"
         first, *lines = head.decode("latin-1").split("\r\n")
         method, _, rest = first.partition(" ")

@@ -127,7 +127,7 @@ def _open_and_serve(
 
 
 def _with_endpoint(store: Store) -> Store:
-    """Return the store with the endpoint for its metrics that its settings want, or close it."""
+    """Return the store with the metrics endpoint that its settings ask for; close it if that fails."""
     if store.settings.metrics_port is not None:
         from penstock.server.metrics_endpoint import MetricsEndpoint
 

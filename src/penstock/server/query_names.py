@@ -43,7 +43,7 @@ class QueryNames:
         self._file = fs.open(path, write=True) if fs.exists(path) else fs.create(path)
         self._reserved = self._file.size()
         data = self._file.pread(self._reserved, 0)
-        self._at = data.rfind(b"\n") + 1  # behind the last whole line
+        self._at = data.rfind(b"\n") + 1  # after the last whole line
         old, oldest_us = False, clock.time_us() - KEPT_US
         for line in data[: self._at].decode(errors="replace").splitlines():
             time_us, _, full_name = line.partition(" ")

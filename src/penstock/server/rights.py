@@ -142,7 +142,7 @@ class Tokens:
         """Return the rights of a token; None if it is unknown. Takes the same time for every token."""
         digest = hashlib.sha256(token.encode()).digest()
         match = None
-        for known, rights in self._listed:
-            if hmac.compare_digest(known, digest):
+        for expected, rights in self._listed:
+            if hmac.compare_digest(expected, digest):
                 match = rights
         return match

@@ -54,9 +54,9 @@ class StatusRequests:
         rights.check_anywhere(READ)
         now = self._store.statistics()
         partitions = tuple(
-            replace(one, error=self._worded(one.error, rights))
-            for one in now.partitions
-            if rights.allows(READ, one.table)
+            replace(partition, error=self._worded(partition.error, rights))
+            for partition in now.partitions
+            if rights.allows(READ, partition.table)
         )
         return replace(now, error=self._worded(now.error, rights), partitions=partitions)
 
@@ -70,9 +70,9 @@ class StatusRequests:
         rights = work.rights
         rights.check_anywhere(READ)
         return [
-            replace(one, error=self._worded(one.error, rights))
-            for one in self._store.jobs()
-            if (rights.allows(READ, one.table) if one.table else rights.allows_everywhere(READ))
+            replace(job, error=self._worded(job.error, rights))
+            for job in self._store.jobs()
+            if (rights.allows(READ, job.table) if job.table else rights.allows_everywhere(READ))
         ]
 
     def _retry_job(self, request: wire.RetryJob, work: Work) -> int:

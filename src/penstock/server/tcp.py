@@ -47,11 +47,11 @@ def serve_tcp(
     except (OSError, ValueError) as error:  # SSLError is an OSError
         pair = f"certificate={str(certificate)!r} and key={str(key)!r}"
         raise Invalid(f"{pair} are not a pair of PEM files: {error}") from None
-    known = Tokens.parse(contents["tokens"])
+    token_list = Tokens.parse(contents["tokens"])
     service: Service | None = service_of(store)
     if service is None:
         raise Invalid(f"{store.path} was opened with serve=False: open it with penstock.open to serve it")
-    return service.listen(host, port, tls, known.rights_of)
+    return service.listen(host, port, tls, token_list.rights_of)
 
 
 def _text(path: str | Path, name: str) -> str:

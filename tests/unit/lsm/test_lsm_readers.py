@@ -389,7 +389,7 @@ def test_no_reader_of_before_loses_its_files_whatever_happens(seed: int, monkeyp
         trust = chance.random() < 0.1
         with open_simulated(disk, clock, replace(SMALL, trust_clock=trust)) as store:
             leases: LeasedObjects[int] = LeasedObjects(
-                lambda _: None, what="snapshot", clock=clock, count_max=9, each_max=9, renew=store.readers.expect
+                lambda _: None, noun="snapshot", clock=clock, count_max=9, each_max=9, renew=store.readers.expect
             )
             known_s: dict[str, float] = {}  # by name, until when its reader may use files
             failing = True

@@ -401,7 +401,7 @@ def test_the_file_of_tokens() -> None:
 
 def test_an_object_keeps_the_owner_from_the_beginning_of_its_use() -> None:
     clock = FakeClock()
-    held: LeasedObjects[str] = LeasedObjects(len, what="thing", clock=clock, count_max=3, each_max=2)
+    held: LeasedObjects[str] = LeasedObjects(len, noun="thing", clock=clock, count_max=3, each_max=2)
     held.add("q", "query", client="a", lease_s=300.0, keeps_s=5.0)
     clock.advance(10)
     assert not held.needed()
@@ -411,7 +411,7 @@ def test_an_object_keeps_the_owner_from_the_beginning_of_its_use() -> None:
 
 def test_what_clients_hold_is_limited_and_lapses() -> None:
     clock, closed = FakeClock(), list[str]()
-    held: LeasedObjects[str] = LeasedObjects(closed.append, what="thing", clock=clock, count_max=3, each_max=2)
+    held: LeasedObjects[str] = LeasedObjects(closed.append, noun="thing", clock=clock, count_max=3, each_max=2)
     for name in ("a", "b"):
         held.add(name, name, client="x", lease_s=10.0)
     with pytest.raises(Backpressure):

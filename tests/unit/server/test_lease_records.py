@@ -214,7 +214,7 @@ def test_an_interrupt_at_any_line_leaves_no_hold_and_no_lease_in_use() -> None:
     with open_simulated(SimulatedDisk(), clock, SETTINGS) as store:
         leases, fs = store.readers, OsFileSystem()
         held: LeasedObjects[int] = LeasedObjects(
-            lambda _: None, what="snapshot", clock=clock, count_max=9, each_max=9, renew=leases.expect
+            lambda _: None, noun="snapshot", clock=clock, count_max=9, each_max=9, renew=leases.expect
         )
         held.add("a", 1, client="a", lease_s=50.0)
         assert leases.expect(500.0)
