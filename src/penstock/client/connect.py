@@ -34,7 +34,7 @@ from penstock.protocol.folder import check_new_folder, store_folder
 Reads = Literal["leader", "linearizable", "local"]
 READS = ("leader", "linearizable", "local")
 MEMBER_S = 2.0  # for one member of a cluster to answer: the next one may lead
-MEMBER_ANSWER_S = 6.0  # for an answer of the leader: one that hangs does not keep its clients from the next
+MEMBER_ANSWER_S = 6.0  # for an answer of the leader: if it hangs, its clients try the next member
 ASK_AGAIN_S = 0.2  # between two looks for an owner that another program starts
 OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a failed connection
     ("grpc.use_local_subchannel_pool", 1),
@@ -178,7 +178,7 @@ class ClusterLocator:
 
     def open(self, deadline_s: float) -> flight.FlightClient:
         refused: Invalid | None = None
-        for _ in self._members:  # one that cannot be accepted does not keep the client from the others
+        for _ in self._members:  # a member that is not accepted does not stop the client from trying the others
             member = self._members[next(self._turn) % len(self._members)]
             try:
                 return member.open(min(deadline_s, self._clock.monotonic_s() + MEMBER_S))
@@ -238,8 +238,8 @@ def _locator_of(path: str, create: bool, start: bool, token: str | None, authori
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise Invalid(f"{path} needs a token of printable ASCII: get one from the server's administrator")
     addresses = path.removeprefix(SCHEME).rstrip("/").split(",")
-    found = [
+    members = [
         RemoteOwnerLocator(address, token, ServerCertificate(address, authority), SystemClock())
         for address in addresses
     ]
-    return found[0] if len(found) == 1 else ClusterLocator(found, SystemClock())
+    return members[0] if len(members) == 1 else ClusterLocator(members, SystemClock())

@@ -38,7 +38,7 @@ OWNER_TIMEOUT_S = 30.0  # for an owner to be found (again) and to answer
 FORGET_S = 5.0  # for requests whose answer nobody needs
 _NUMBERED = re.compile(r"number (\d+)(?= was dropped)")  # as `dropped_table` says it
 NOT_LEADING = "this member of the cluster does not lead"
-CALL_S_MIN = 0.05  # an owner found at the last moment is asked all the same
+CALL_S_MIN = 0.05  # so that even an owner found at the last moment is asked
 
 
 class OwnerLocator(Protocol):
@@ -167,15 +167,15 @@ class Connection:
             try:
                 left_s = self._left_s(deadline_s)
                 return self._send(line, body, self.bounded(left_s, wait_s) if repeat else left_s, undo)
-            except GoneError as gone:
+            except GoneError as error:
                 self._drop(line)
-                if not repeat and not gone.untouched:
+                if not repeat and not error.untouched:
                     raise OutcomeUnknown(
-                        f"the owner of {self._locator.name} did not answer ({gone}): "
+                        f"the owner of {self._locator.name} did not answer ({error}): "
                         f"{type(request).__name__} may have happened or not"
                     ) from None
                 if not retries.again():
-                    raise self._no_answer(gone) from None
+                    raise self._no_answer(error) from None
             except (NotLeader, OutcomeUnknown) as changed:  # of a cluster: another member leads, or soon will
                 in_cluster = self._owner is not None and self._owner.durability == "quorum" and not self._any_member
                 if not in_cluster or not (repeat or isinstance(changed, NotLeader)):
@@ -218,14 +218,14 @@ class Connection:
                 left_s = self._left_s(deadline_s)
                 is_first = not isinstance(reading, wire.More)
                 return self._read_page(line, wire.pack(reading), self.bounded(left_s, wait_s) if is_first else left_s)
-            except GoneError as gone:
+            except GoneError as error:
                 self._drop(line)
                 if isinstance(reading, wire.More):
                     raise Closed(
                         f"the owner of {self._locator.name} ended while this was read: read it again"
                     ) from None
                 if not retries.again():
-                    raise self._no_answer(gone) from None
+                    raise self._no_answer(error) from None
 
     def _read_page(self, line: flight.FlightClient, ticket: bytes, timeout_s: float) -> tuple[Page, bool]:
         more, batches, options = False, list[tuple[int, Any]](), self._options(timeout_s)
@@ -331,10 +331,10 @@ class Connection:
             owner = wire.unpack(answer, wire.Owner)
             if not owner.takes_writes and not self._any_member:
                 raise GoneError(NOT_LEADING, untouched=True)
-        except GoneError as gone:
+        except GoneError as error:
             line.close()
             if not Retries(self._clock, deadline_s).again():
-                raise self._no_answer(gone) from None
+                raise self._no_answer(error) from None
             return
         with self._lock:
             if self._owner is not None and owner.uuid != self._owner.uuid:
@@ -348,13 +348,13 @@ class Connection:
             if self._line is line:
                 self._line = None
 
-    def _no_answer(self, gone: Exception) -> WaitExpired:
+    def _no_answer(self, cause: Exception) -> WaitExpired:
         # Another try at a member that follows ends the same way, as long as another one leads.
         remedy = (
-            "give the addresses of all members, or wait until one leads" if str(gone) == NOT_LEADING else "try again"
+            "give the addresses of all members, or wait until one leads" if str(cause) == NOT_LEADING else "try again"
         )
         return WaitExpired(
-            f"no owner of {self._locator.name} answered within {self._owner_timeout_s} s ({gone}): {remedy}"
+            f"no owner of {self._locator.name} answered within {self._owner_timeout_s} s ({cause}): {remedy}"
         )
 
     def close(self) -> None:

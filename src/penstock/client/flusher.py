@@ -190,8 +190,8 @@ class RemoteFlusher:
         while self._queue:
             try:
                 busy = self._send_message(answer_s)
-            except GoneError as gone:
-                busy = OutcomeUnknown(f"the owner did not answer ({gone})")
+            except GoneError as error:
+                busy = OutcomeUnknown(f"the owner did not answer ({error})")
             except PenstockError as error:
                 if not _may_pass(error):
                     raise
@@ -335,8 +335,8 @@ def _may_pass(error: PenstockError) -> bool:
 def _first_message(queue: deque[_Outgoing]) -> Iterator[_Outgoing]:
     """Yield as many groups as fit into one message, and at least one."""
     size = 0
-    for count, one in enumerate(queue):
-        size += one.bytes
+    for count, outgoing in enumerate(queue):
+        size += outgoing.bytes
         if count and (size > MESSAGE_BYTES or count >= wire.GROUPS_MAX):
             return
-        yield one
+        yield outgoing

@@ -1,6 +1,6 @@
-"""What a client has the owner do, or tell: maintenance, backups, the archive, reports, and work for drivers.
+"""What a client asks the owner to do or report: maintenance, backups, the archive, reports, and work for drivers.
 
-Each is one request, but for long waits, which are several.
+Each is one request; a long wait takes several.
 
 Thread: any.
 """
@@ -36,7 +36,7 @@ class OwnerRequests(FlightReading):
         """Send what was written before: the answer includes it."""
 
     def _in_requests(self, ask: Callable[[float], T], timeout_s: float, request_s: float = wire.WAIT_S_MAX) -> T:
-        """Return what `ask` does, which gets the seconds that its request may wait; a long wait is several requests."""
+        """Call `ask` with the seconds that its request may wait, again while time is left; return its answer."""
         deadline_s = self._clock.monotonic_s() + timeout_s
         while True:
             try:

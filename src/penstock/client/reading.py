@@ -45,8 +45,8 @@ class FlightReading:
 
     def _first_values(self, partition: PartitionId, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of the first keys, as many as fit into one answer; at least one."""
-        some = list(keys[: wire.KEYS_MAX])
-        return self._connection.ask(wire.Lookup(self.snapshot_id, partition, some), list[bytes | None])
+        first_keys = list(keys[: wire.KEYS_MAX])
+        return self._connection.ask(wire.Lookup(self.snapshot_id, partition, first_keys), list[bytes | None])
 
     def lookup_row(self, partition: PartitionId, key: bytes) -> tuple[bytes, int] | None:
         self._flush_writes()

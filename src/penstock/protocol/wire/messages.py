@@ -116,11 +116,13 @@ class PlanBatch(_Message, frozen=True):
 
     tables: Annotated[list[str], msgspec.Meta(max_length=TABLES_MAX)]
     source: str = ""
-    consumer: str = ""  # whose position is wanted
-    start: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=SHARDS_MAX)] = []  # by shard: the end is wanted
+    consumer: str = ""  # whose position to return
+    start: Annotated[
+        list[tuple[int, int]], msgspec.Meta(max_length=SHARDS_MAX)
+    ] = []  # by shard; the answer has the end
     rows_max: int = 0  # of a batch from there; 0: no limit
     bytes_max: int = 0
-    begin: str = ""  # where a stream begins, as the text of an option; then this is the position that is wanted
+    begin: str = ""  # where a stream begins, as the text of an option; then the answer has this position
     changes: bool = False  # whether the source is the change feed of a table whose rows can be streamed, too
 
 
