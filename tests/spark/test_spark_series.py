@@ -70,7 +70,7 @@ def test_selector_and_times_are_pushed_down(spark: Any, store: Store, folder: st
     info = store.port.table("metrics")
     assert info is not None
     reader = TableReader({"path": folder, "table": "metrics"}, whole.schema, info)
-    reader._wanted += [
+    reader._filters += [
         ("time", ">=", datetime(1970, 1, 1, 5, tzinfo=UTC)),
         ("time", "<", datetime(1970, 1, 1, 6, tzinfo=UTC)),
     ]

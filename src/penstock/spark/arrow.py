@@ -27,14 +27,14 @@ def spark_schema(schema: Any) -> StructType:
     return from_arrow_schema(pa.schema([field.with_nullable(True) for field in fields]))
 
 
-def check_columns(wanted: StructType, table: StructType, name: str) -> None:
+def check_columns(requested: StructType, table: StructType, name: str) -> None:
     """Raise `Invalid` if a user's schema has a column or type that the table does not have."""
-    known = {field.name: field.dataType for field in table}
-    for field in wanted:
-        if field.name not in known:
-            raise Invalid(f"table {name} has no column {field.name}: it has {', '.join(known)}")
-        if field.dataType != known[field.name]:
-            actual = known[field.name].simpleString()
+    types = {field.name: field.dataType for field in table}
+    for field in requested:
+        if field.name not in types:
+            raise Invalid(f"table {name} has no column {field.name}: it has {', '.join(types)}")
+        if field.dataType != types[field.name]:
+            actual = types[field.name].simpleString()
             raise Invalid(
                 f"column {field.name} of {name} is {actual}, not {field.dataType.simpleString()}: cast it later"
             )
@@ -43,21 +43,21 @@ def check_columns(wanted: StructType, table: StructType, name: str) -> None:
 def chosen_columns(table: StructType, columns: str, name: str) -> StructType:
     """Return the columns that the option `columns` lists, in its order."""
     names = [column.strip() for column in columns.split(",")]
-    known = {field.name: field for field in table}
-    unknown = [column for column in names if column not in known]
+    fields = {field.name: field for field in table}
+    unknown = [column for column in names if column not in fields]
     if unknown or len(set(names)) != len(names):
         problem = f"has no column {in_short(unknown[0])}" if unknown else "has each column once"
-        raise Invalid(f"option columns is {in_short(columns)}, and table {name} {problem}: it has {', '.join(known)}")
-    return StructType([known[column] for column in names])
+        raise Invalid(f"option columns is {in_short(columns)}, and table {name} {problem}: it has {', '.join(fields)}")
+    return StructType([fields[column] for column in names])
 
 
 def for_spark(batches: Iterator[Any], schema: StructType, filters: Filters = ()) -> Iterator[Any]:
     """Yield batches with the columns of Spark's schema, in its order and types, without rows that a filter drops."""
-    wanted = to_arrow_schema(schema, timezone="UTC")
+    target_schema = to_arrow_schema(schema, timezone="UTC")
     for batch in batches:
         filtered = _filtered(batch, filters)
-        columns = [_as(filtered.column(field.name), field.type) for field in wanted]
-        yield from _small(pa.record_batch(columns, schema=wanted))
+        columns = [_as(filtered.column(field.name), field.type) for field in target_schema]
+        yield from _small(pa.record_batch(columns, schema=target_schema))
 
 
 def _as(column: Any, kind: Any) -> Any:

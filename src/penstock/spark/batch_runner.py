@@ -100,7 +100,7 @@ class BatchRunner:
         self.error: Exception | None = None  # why the stream ended
         self._turn = threading.Lock()  # held while a batch runs
         self._stopping = False
-        self._told = 0  # of the batches that were skipped, those that the owner knows
+        self._counted_skips = 0  # skipped batches that the owner has counted
         self._at: Offsets | None = None  # the consumer's position after this driver's last commit
         self._search_tag = f"penstock-search-{uuid.uuid4()}"  # of Spark's jobs that `stop` cancels
         self._broken: BrokenRecords | None = None  # with a dead-letter queue
@@ -132,12 +132,12 @@ class BatchRunner:
         position, first = source.position, source.earliest
         lost = {shard: sequence for shard, sequence in position.items() if sequence < first[shard]}
         if lost:
-            what, go_on = "messages", "forget() the consumer, then start"
+            noun, remedy = "messages", "forget() the consumer, then start"
             if self.of_changes:
-                what, go_on = "changes", "start with another consumer="
+                noun, remedy = "changes", "start with another consumer="
             raise NotFound(
-                f"{what} of {self._source.table} were trimmed before {self._consumer} read them (it is at {lost}, "
-                f"they begin at {first}): keep them longer; to go on without them, {go_on}"
+                f"{noun} of {self._source.table} were trimmed before {self._consumer} read them (it is at {lost}, "
+                f"they begin at {first}): keep them longer; to go on without them, {remedy}"
             )
         self.position = position
         return position
@@ -303,7 +303,7 @@ class BatchRunner:
         with self._source.store().batch() as group:
             rows = use(group, plan.tables, encoded)
             dead = 0 if self._dead is None else rows.get(self._dead, 0)
-            counts = BatchCounts(sum(rows.values()) - dead, dead, self.progress.skipped - self._told)
+            counts = BatchCounts(sum(rows.values()) - dead, dead, self.progress.skipped - self._counted_skips)
             ranges, changes = (_only(start, moved), _only(end, moved)), self._source.changes
             group.require(*move_condition(source.table, self._consumer, *ranges, changes=changes, counts=counts))
         if group.duplicate:  # the consumer was at `start` when the batch began
@@ -311,7 +311,7 @@ class BatchRunner:
                 f"consumer {self._consumer} is past a batch that this driver was writing: another driver took over, "
                 "so this one stops"
             )
-        self._told = self.progress.skipped
+        self._counted_skips = self.progress.skipped
         self._at = {**source.position, **_only(end, moved)}
         self._count(
             lag=distance(self._at, source.latest),

@@ -40,13 +40,13 @@ SEARCH_S = 120.0  # how long the broken records of one batch are searched, from 
 HALVES_MAX = 250  # commits of parts of one batch
 BATCHES_EXPECTED = 20  # after one with broken records
 # Failures of the plan; nulls that a table refuses, found in the JVM; all that a table refuses, found by Python, which
-# takes several times as long. Each finds what those before it find.
+# takes several times as long. Each also finds what the earlier ones find.
 SearchFor = Literal["failures", "nulls", "refusals"]
 SEARCHES: tuple[SearchFor, ...] = ("failures", "nulls", "refusals")
 
 
 class BatchSteps(Protocol):
-    """What a search needs of the stream."""
+    """The steps of a stream that a search calls."""
 
     def check_stop(self) -> None:
         """Raise `Closed` if the stream is to stop."""
@@ -55,7 +55,7 @@ class BatchSteps(Protocol):
         """Return the DataFrames that the batch function makes of a frame, by table."""
 
     def shaped(self, tables: dict[str, DataFrame]) -> dict[str, DataFrame]:
-        """Return them as they are written."""
+        """Return the DataFrames in the form in which they are written."""
 
     def plan(self, tables: Mapping[str, Any]) -> tuple[BatchTables, Any]:
         """Return the tables of these names."""
@@ -98,12 +98,12 @@ class BrokenRecords:
         self._first = error
         refused = isinstance(error, FixTheCall)  # by a table: the plan itself does not fail
         for look_for in SEARCHES[1:] if refused else SEARCHES:
-            found = self._search(frame, reasons, look_for)
-            if found is None:
+            all_reasons = self._search(frame, reasons, look_for)
+            if all_reasons is None:
                 break
-            if len(found) == len(reasons):
+            if len(all_reasons) == len(reasons):
                 continue
-            reasons, self._last = found, look_for
+            reasons, self._last = all_reasons, look_for
             self._check_records(len(reasons))
             if self._write_without(frame, start, end, reasons) is None:
                 return
@@ -228,13 +228,13 @@ class BrokenRecords:
         self._commits += 1
         limit = f"{HALVES_MAX} commits of parts of the batch" if self._commits > HALVES_MAX else f"{SEARCH_S:g} s"
         if self._commits > HALVES_MAX or not self._left_s():
-            what = f"its broken records were not found within {limit}"
-            raise self._limit_met(f"{what}: give penstock.spark.stream a smaller max_rows=")
+            cause = f"its broken records were not found within {limit}"
+            raise self._limit_met(f"{cause}: give penstock.spark.stream a smaller max_rows=")
 
-    def _limit_met(self, what: str) -> StreamFailed:
+    def _limit_met(self, cause: str) -> StreamFailed:
         """Return the error of a search that a limit ended: the first error of the batch, and the limit."""
         task = raised_in_task(str(self._first))
-        return StreamFailed(f"{reason_of(self._first if task is None else task)} ({what})")
+        return StreamFailed(f"{reason_of(self._first if task is None else task)} ({cause})")
 
 
 def _only_position(start: Offsets, end: Offsets) -> RowPosition:

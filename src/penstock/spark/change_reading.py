@@ -72,8 +72,8 @@ class ChangesReader(DataSourceReader):
         info = reading.table(self._info.name)
         if info is None or info.table_id != self._info.table_id:
             raise NotFound(f"table {self._info.name} was dropped since this DataFrame was planned: load it again")
-        wanted = encode_request([(partition.shard, partition.start, partition.end)])
-        return for_spark(reading.query(info, CHANGES, wanted), self._schema)
+        request = encode_request([(partition.shard, partition.start, partition.end)])
+        return for_spark(reading.query(info, CHANGES, request), self._schema)
 
 
 def _lsn(options: dict[str, str], name: str) -> int | None:

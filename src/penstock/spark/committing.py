@@ -94,7 +94,7 @@ def _condition(
     arguments: tuple[Any, ...] = (start, end)
     for offsets in arguments:
         pairs = offsets.items() if isinstance(offsets, Mapping) else [(None, None)]
-        if not all(type(one) is int for pair in pairs for one in pair):
+        if not all(type(number) is int for pair in pairs for number in pair):
             raise Invalid(f"start= and end= are sequences by shard, as in {{0: 1, 1: 1}}, not {offsets!r}")
     name, last = source.table.name, source.latest
     if set(start) != set(end) or not set(start) <= set(last):

@@ -58,13 +58,13 @@ def is_transient(failure: BaseException | str) -> bool:
     )
 
 
-def in_one_line(failure: Exception, what: str) -> Exception:
+def in_one_line(failure: Exception, context: str) -> Exception:
     """Return the error to raise for a stream that failed: the cause first, in one line."""
     if not isinstance(failure, PySparkException | Py4JError):
         return failure
     if _SHARED.search(str(failure)):
-        return PositionConflict(f"another driver runs with this checkpoint ({what}): give each stream its own")
-    return raised_in_task(str(failure)) or StreamFailed(f"{reason_of(failure)} ({what})")
+        return PositionConflict(f"another driver runs with this checkpoint ({context}): give each stream its own")
+    return raised_in_task(str(failure)) or StreamFailed(f"{reason_of(failure)} ({context})")
 
 
 def raised_in_task(text: str) -> PenstockError | None:
@@ -112,8 +112,8 @@ def dead_letters(frame: DataFrame, source: str, columns: StreamColumns, letter: 
     ]
     payload = F.col(columns.payload).cast("binary")
     parts += [F.base64(payload).alias("payload_base64"), F.try_validate_utf8(payload.cast("string")).alias("payload")]
-    kept = [F.col(name) for name in letter.carried if name in names]
-    return frame.select(F.to_json(F.struct(*parts)).alias(letter.payload), *kept)
+    carried = [F.col(name) for name in letter.carried if name in names]
+    return frame.select(F.to_json(F.struct(*parts)).alias(letter.payload), *carried)
 
 
 def split_off(
@@ -134,8 +134,8 @@ def split_off(
             for (shard, sequence), reason in reasons.items()
         ]
     )
-    told = frame.sparkSession.range(1).select(F.inline(F.from_json(F.lit(listed), fields)))
-    return frame.where(f"NOT ({broken})"), frame.join(F.broadcast(told), [columns.shard, columns.sequence])
+    reason_rows = frame.sparkSession.range(1).select(F.inline(F.from_json(F.lit(listed), fields)))
+    return frame.where(f"NOT ({broken})"), frame.join(F.broadcast(reason_rows), [columns.shard, columns.sequence])
 
 
 def dead_letter_payload(message: bytes) -> bytes:

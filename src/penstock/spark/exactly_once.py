@@ -120,7 +120,7 @@ def _runner_of(query: Any) -> BatchRunner:
 def progress(query: Any) -> StreamProgress:
     """Return the progress of a stream that `stream` started.
 
-    `lag` is None while the store cannot be reached and no batch has told it.
+    `lag` is None while the store cannot be reached and no batch has reported it.
 
     >>> penstock.spark.progress(query).dead
     0

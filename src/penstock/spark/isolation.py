@@ -27,7 +27,7 @@ from penstock.kinds import StreamColumns
 logger = logging.getLogger(__name__)
 SEARCHING = "penstock.searching"  # as in RowSearch.java
 SETTINGS = {
-    "spark.sql.shuffle.partitions": "1",  # what a plan joins with comes in one partition, as the gate does
+    "spark.sql.shuffle.partitions": "1",  # the other side of a join comes in one partition, as the gate does
     "spark.sql.adaptive.enabled": "false",  # a plan is made whole, and no part of it is run before
     "spark.sql.exchange.reuse": "false",
 }
@@ -84,8 +84,8 @@ def find_failures(
                 limits = [failures_max, int(timeout_s) + 1]
                 arguments = [executed, max(1, partitions), slices, *columns_read, errors, *limits]
                 search = _new(context, loader, "penstock.RowSearch", *arguments)
-                found = _repeated(context, source, slices).mapPartitionsWithIndex(search, False)
-                texts = [str(text) for text in found.collect()]
+                failing_rows = _repeated(context, source, slices).mapPartitionsWithIndex(search, False)
+                texts = [str(text) for text in failing_rows.collect()]
     except Exception as error:
         raise NotSearchableError(str(error)) from error
     given_up = [text[1:] for text in texts if text.startswith("?")]

@@ -119,12 +119,12 @@ def _keeping(
 
     def keep() -> bool:
         try:
-            wanted = not stop.is_set() and port.keep_offer(offer)
+            active = not stop.is_set() and port.keep_offer(offer)
         except PenstockError:
-            wanted = False
-        if not wanted:
+            active = False
+        if not active:
             give_up()
-        return wanted
+        return active
 
     return repeating(keep, every_s=KEEP_S, name="penstock-offer")
 

@@ -97,26 +97,26 @@ def promql(  # noqa: PLR0917 - as `query_range`
         slices = max(least, min(whole(splits, "splits", 1), grid.steps))
     if slices > SLICES_MAX:
         raise Invalid(f"a range of {grid.steps} steps needs more than {SLICES_MAX} slices: give a longer step")
-    wanted = _RangeQuery(ref, info, str.__str__(query), grid, slices)
-    return spark.range(0, slices, 1, slices).mapInArrow(partial(_task, wanted), spark_schema(SAMPLES))
+    range_query = _RangeQuery(ref, info, str.__str__(query), grid, slices)
+    return spark.range(0, slices, 1, slices).mapInArrow(partial(_task, range_query), spark_schema(SAMPLES))
 
 
-def _task(wanted: _RangeQuery, batches: Iterator[Any]) -> Iterator[Any]:
+def _task(range_query: _RangeQuery, batches: Iterator[Any]) -> Iterator[Any]:
     """Evaluate the slices of a task's rows. Runs in a task."""
     schema = spark_schema(SAMPLES)
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            yield from for_spark(_rows(wanted, wanted.slice(number)), schema)
+            yield from for_spark(_rows(range_query, range_query.slice(number)), schema)
 
 
-def _rows(wanted: _RangeQuery, grid: StepGrid) -> Iterator[Any]:
+def _rows(range_query: _RangeQuery, grid: StepGrid) -> Iterator[Any]:
     """Yield the rows of some steps; in halves if together they are too large."""
-    snapshot = wanted.ref.store().query_snapshot(query_name("promql"), lease_s=LEASE_S)  # it renews the lease, too
+    snapshot = range_query.ref.store().query_snapshot(query_name("promql"), lease_s=LEASE_S)  # it renews the lease, too
     budget = QueryBudget(QueryLimits(timeout_s=SLICE_S), SystemClock())
-    source = TableSource(partial(_runs, wanted, snapshot, budget))
+    source = TableSource(partial(_runs, range_query, snapshot, budget))
     try:
-        found = evaluate(parse_query(wanted.query), source, grid, budget, instant=False, whole=wanted.grid)
-        rows = found.to_arrow(SAMPLES)
+        result = evaluate(parse_query(range_query.query), source, grid, budget, instant=False, whole=range_query.grid)
+        rows = result.to_arrow(SAMPLES)
     except QueryTooLarge:
         if grid.steps == 1:
             raise
@@ -125,7 +125,7 @@ def _rows(wanted: _RangeQuery, grid: StepGrid) -> Iterator[Any]:
         return
     half = grid.steps // 2
     for first, end in ((0, half), (half, grid.steps)):
-        yield from _rows(wanted, _part(grid, first, end))
+        yield from _rows(range_query, _part(grid, first, end))
 
 
 def _part(grid: StepGrid, first: int, end: int) -> StepGrid:
@@ -141,22 +141,22 @@ class _SliceContext:
 
 
 def _runs(
-    wanted: _RangeQuery, snapshot: RemoteSnapshot, budget: QueryBudget, argument: bytes, timeout_s: float
+    range_query: _RangeQuery, snapshot: RemoteSnapshot, budget: QueryBudget, argument: bytes, timeout_s: float
 ) -> Iterator[Any]:
     """Answer the query `runs` from the table's files, or by the owner if this process does not see them."""
     query = decode_query(argument)
-    shards = _shards(wanted, snapshot, query.start, query.end)
+    shards = _shards(range_query, snapshot, query.start, query.end)
     if shards is None:
-        return snapshot.port.query(wanted.info, "runs", argument, timeout_s=timeout_s)
+        return snapshot.port.query(range_query.info, "runs", argument, timeout_s=timeout_s)
     return run_series_query("runs", argument, shards, _SliceContext(budget, snapshot.lsn, snapshot.port.time_us()))
 
 
-def _shards(wanted: _RangeQuery, snapshot: RemoteSnapshot, start_us: int, end_us: int) -> list[SeriesState] | None:
-    root, identity = wanted.ref.root, wanted.ref.store().identity
+def _shards(range_query: _RangeQuery, snapshot: RemoteSnapshot, start_us: int, end_us: int) -> list[SeriesState] | None:
+    root, identity = range_query.ref.root, range_query.ref.store().identity
     if root is None:
         return None
     shards: list[SeriesState] = []
-    for partition in partitions_of(wanted.info):
+    for partition in partitions_of(range_query.info):
         (piece,) = snapshot.port.pieces(partition, 1, time_key(start_us), time_key(end_us))
         state = open_piece(piece, root, identity) if piece.detail else None
         if state is None:

@@ -73,19 +73,19 @@ class _Pushed:
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 
-    def __init__(self, wanted: list[tuple[str, str, Any]]) -> None:
-        self._wanted = wanted
+    def __init__(self, filters: list[tuple[str, str, Any]]) -> None:
+        self._filters = filters
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
         """Record the filters that narrow the range, and return every filter to Spark as well."""
-        for one in filters:
-            operation = OPERATIONS.get(type(one))
-            if operation is not None and len(one.attribute) == 1:  # type: ignore[attr-defined]
-                value = one.value  # type: ignore[attr-defined]
+        for spark_filter in filters:
+            operation = OPERATIONS.get(type(spark_filter))
+            if operation is not None and len(spark_filter.attribute) == 1:  # type: ignore[attr-defined]
+                value = spark_filter.value  # type: ignore[attr-defined]
                 value = [item for item in value if item is not None] if operation == "in" else value
                 if value is not None and value != []:
-                    self._wanted.append((one.attribute[0], operation, value))  # type: ignore[attr-defined]
-            yield one
+                    self._filters.append((spark_filter.attribute[0], operation, value))  # type: ignore[attr-defined]
+            yield spark_filter
 
 
 class TableReader(DataSourceReader):
@@ -105,9 +105,9 @@ class TableReader(DataSourceReader):
         if self._selector is not None:
             as_selectable(kind, info).select_range(self._selector, 0, self._start, self._end)  # before any work
         self._plan = uuid.uuid4().hex
-        self._wanted: list[tuple[str, str, Any]] = []
+        self._filters: list[tuple[str, str, Any]] = []
         if choice(options, "pushdown", ("false", "true")) == "true":
-            self.pushFilters = _Pushed(self._wanted)  # type: ignore[method-assign]
+            self.pushFilters = _Pushed(self._filters)  # type: ignore[method-assign]
             warn_if_off()
 
     def partitions(self) -> list[InputPartition]:
@@ -115,13 +115,13 @@ class TableReader(DataSourceReader):
         if not ranges:
             return []
         partitions = partitions_of(self._info)
-        wanted = [(partitions[shard], low, high) for shard, low, high in ranges]
+        key_ranges = [(partitions[shard], low, high) for shard, low, high in ranges]
         store = self._ref.store()
         port = store.snapshot(self._snapshot).port if self._snapshot else store.port
         if self._splits is None:
-            cuts = port.cut_ranges(wanted, threads.cores(), TASK_BYTES_MIN, TASK_BYTES_MAX)
+            cuts = port.cut_ranges(key_ranges, threads.cores(), TASK_BYTES_MIN, TASK_BYTES_MAX)
         else:
-            cuts = port.cut_ranges(wanted, max(1, self._splits // len(partitions)) * len(ranges))
+            cuts = port.cut_ranges(key_ranges, max(1, self._splits // len(partitions)) * len(ranges))
         tasks: list[InputPartition] = []
         for (shard, low, high), inner in zip(ranges, cuts, strict=True):
             tasks += map(KeyRangePartition, repeat(shard), [low, *inner], [*inner, high])
@@ -133,7 +133,7 @@ class TableReader(DataSourceReader):
         kind = kind_named(info.kind, info.name)
         ranges: list[tuple[int, bytes, bytes | None]] = []
         for shard in range(info.shards):
-            low, high = kind.key_range(self._wanted, info, shard, port)
+            low, high = kind.key_range(self._filters, info, shard, port)
             low, high = max(low, self._start), _least(high, self._end)
             if high is None or low < high:
                 ranges.append((shard, low, high))
@@ -154,7 +154,7 @@ class TableReader(DataSourceReader):
             kind.to_table_schema(batch, info.options, partition.shard)
             for batch in renewing(batches, self._ref, snapshot)
         )
-        return for_spark(typed, self._schema, self._wanted)
+        return for_spark(typed, self._schema, self._filters)
 
     def _moment(self) -> RemoteSnapshot:
         """Return the snapshot that all tasks of this query read."""
@@ -172,21 +172,23 @@ class TableReader(DataSourceReader):
         return f"{self._plan}-stage-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
 
     def _batches(
-        self, snapshot: RemoteSnapshot, kind: Kind, number: PartitionId, wanted: KeyRangePartition
+        self, snapshot: RemoteSnapshot, kind: Kind, number: PartitionId, key_range: KeyRangePartition
     ) -> Iterator[Any]:
         """Yield the range's record batches: from the files if this process sees them, otherwise from the owner."""
         root, identity = self._ref.root, self._ref.store().identity
         if self._selector is not None:
             info = self._info
-            query = as_selectable(kind, info).select_range(self._selector, wanted.shard, wanted.start, wanted.end)
+            query = as_selectable(kind, info).select_range(
+                self._selector, key_range.shard, key_range.start, key_range.end
+            )
             yield from snapshot.port.query(info, *query)
         elif root is not None and isinstance(kind, FileReadable):
             columns = frozenset(self._schema.names)
-            for piece in snapshot.port.pieces(number, 1, wanted.start, wanted.end):
+            for piece in snapshot.port.pieces(number, 1, key_range.start, key_range.end):
                 batches = kind.read_piece(piece, root, identity, columns) if piece.detail else None
                 yield from snapshot.read(piece) if batches is None else batches
         else:
-            yield from snapshot.port.scan_arrow(number, wanted.start, wanted.end)
+            yield from snapshot.port.scan_arrow(number, key_range.start, key_range.end)
 
 
 def renewing(batches: Iterator[Any], ref: TableRef, snapshot: RemoteSnapshot) -> Iterator[Any]:

@@ -139,7 +139,7 @@ def muted(spark: Any, loggers: Iterable[str] = TASK_LOGGERS) -> Iterator[None]:
 
 
 @contextmanager
-def jvm_failures(spark: Any, what: str) -> Iterator[None]:
+def jvm_failures(spark: Any, remedy: str) -> Iterator[None]:
     """Raise `StreamFailed`, in one line, if the JVM of a session ends while the block runs."""
     root = logging.getLogger()
     root.addFilter(_is_not_of_py4j)
@@ -148,7 +148,7 @@ def jvm_failures(spark: Any, what: str) -> Iterator[None]:
     except (Py4JError, ConnectionError) as error:
         if isinstance(error, Py4JJavaError) or not _has_ended(spark, error):
             raise
-        raise ended_jvm(what) from None
+        raise ended_jvm(remedy) from None
     finally:
         root.removeFilter(_is_not_of_py4j)
 
@@ -167,11 +167,11 @@ def mute_accumulators(spark: Any) -> None:
     server.handle_error = handle_error
 
 
-def ended_jvm(what: str) -> StreamFailed:
-    """Return the error for a use of Spark whose JVM has ended; it is told once, and py4j is silent from then on."""
+def ended_jvm(remedy: str) -> StreamFailed:
+    """Return the error for a use of Spark whose JVM has ended; py4j logs nothing from then on."""
     for name in ("py4j.clientserver", "py4j.java_gateway"):
         logging.getLogger(name).disabled = True  # for good: nothing in this process can use Spark any more
-    return StreamFailed(f"{JVM_ENDED} ({what})")
+    return StreamFailed(f"{JVM_ENDED} ({remedy})")
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:

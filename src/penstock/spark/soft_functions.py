@@ -5,7 +5,7 @@ errors would take minutes. So the functions that a batch function uses are wrapp
 in an evaluation (see `RowSearch.java`) a wrapped function catches an error, writes it to the evaluation's file with the
 numbers of the rows that fail, and goes on. The numbers are hints: the search evaluates such rows alone.
 
-Wrapped are `mapInArrow`, `mapInPandas`, `udf` and `pandas_udf` of series; what is not wrapped fails as ever.
+Wrapped are `mapInArrow`, `mapInPandas`, `udf` and `pandas_udf` of series; other functions fail as usual.
 
 Thread: `reporting` affects the calling thread; the wrapped functions run in tasks.
 """
@@ -43,7 +43,7 @@ def reporting() -> Iterator[None]:
 
 
 def _judf(function: Any) -> Any:
-    """Return a function for the JVM; what other threads use is made as ever."""
+    """Return a function for the JVM; for other threads as Spark makes it."""
     wrapper = _WRAPPERS.get(function.evalType)
     if wrapper is None or not getattr(_here, "active", False):
         return _original.fget(function)
@@ -111,7 +111,9 @@ class SoftSeriesFunction(SoftFunction):
             pandas: Any = importlib.import_module("pandas")
 
             def attempt(low: int, high: int) -> None:
-                self.function(*(one.iloc[low:high] for one in args), **{k: v.iloc[low:high] for k, v in named.items()})
+                self.function(
+                    *(series.iloc[low:high] for series in args), **{k: v.iloc[low:high] for k, v in named.items()}
+                )
 
             if not _report_rows(attempt, rows, first, report):
                 report.add(NO_ROW, error)
@@ -126,17 +128,17 @@ class SoftMap(SoftFunction):
         if report is None:
             yield from self.function(batches)
             return
-        given = list(batches)
+        batch_list = list(batches)
         try:
-            output = list(self.function(iter(given)))
+            output = list(self.function(iter(batch_list)))
         except Exception as error:
-            self._find(given, error, report)
+            self._find(batch_list, error, report)
             return
         yield from output
 
-    def _find(self, given: list[Any], error: Exception, report: FailureReport) -> None:
+    def _find(self, batches: list[Any], error: Exception, report: FailureReport) -> None:
         first, named = 0, False
-        for batch in given:
+        for batch in batches:
 
             def attempt(low: int, high: int, batch: Any = batch) -> None:
                 part = batch.iloc[low:high] if hasattr(batch, "iloc") else batch.slice(low, high - low)
@@ -151,7 +153,7 @@ class SoftMap(SoftFunction):
 
 def _report_rows(attempt: Callable[[int, int], None], rows: int, first: int, report: FailureReport) -> bool:
     """Report each row of [0, rows) that fails alone; return whether there is one."""
-    ranges, found = [(0, rows)] if rows else [], False
+    ranges, has_failures = [(0, rows)] if rows else [], False
     while ranges:
         low, high = ranges.pop()
         try:
@@ -161,9 +163,9 @@ def _report_rows(attempt: Callable[[int, int], None], rows: int, first: int, rep
                 middle = (low + high) // 2
                 ranges += [(middle, high), (low, middle)]
             else:
-                found = True
+                has_failures = True
                 report.add(first + low, cause)
-    return found
+    return has_failures
 
 
 _WRAPPERS: dict[int, type[SoftFunction]] = {

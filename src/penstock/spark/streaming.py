@@ -134,8 +134,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._checked(start)
         ranges = [ShardRange(shard, low, end[str(shard)]) for shard, low in begin.items() if low < end[str(shard)]]
         if isinstance(self._stream(self._state.table), FeedStream):
-            return [OffsetPartition(self._state.table, [one]) for one in ranges]
-        if 0 < sum(one.end - one.start for one in ranges) <= TASK_ROWS:
+            return [OffsetPartition(self._state.table, [shard_range]) for shard_range in ranges]
+        if 0 < sum(shard_range.end - shard_range.start for shard_range in ranges) <= TASK_ROWS:
             return [OffsetPartition(self._state.table, ranges)]
         return [
             OffsetPartition(self._state.table, [ShardRange(shard, at, min(high, at + SPLIT_ROWS))])
@@ -151,8 +151,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             query = stream.range_query(partition.ranges, skip=self._skips)
             return for_spark(self._ref.store().port.query(info, *query), self._schema)
         key = stream.sequence_key
-        wanted = [(partitions[shard], key(start), key(end)) for shard, start, end in partition.ranges]
-        batches = self._whole(self._ref.store().port.scan_ranges(wanted), partition.ranges)
+        key_ranges = [(partitions[shard], key(start), key(end)) for shard, start, end in partition.ranges]
+        batches = self._whole(self._ref.store().port.scan_ranges(key_ranges), partition.ranges)
         typed = (kind.to_table_schema(batch, info.options, partition.ranges[number].shard) for number, batch in batches)
         return for_spark(typed, self._schema)
 

@@ -69,9 +69,9 @@ class TableRef:
             near = difflib.get_close_matches("table", options, 1)
             hint = f", which is not spelt {near[0]}" if near else ""
             raise Invalid(f"say which table of {path}: .option('table', 'name'){hint}")
-        known = os.environ if path.startswith(SCHEME) else {}
-        token = options.get("token") or known.get("PENSTOCK_TOKEN", "")
-        authority = options.get("authority") or known.get("PENSTOCK_AUTHORITY", "")
+        environment = os.environ if path.startswith(SCHEME) else {}
+        token = options.get("token") or environment.get("PENSTOCK_TOKEN", "")
+        authority = options.get("authority") or environment.get("PENSTOCK_AUTHORITY", "")
         changes = choice(options, "changes", ("false", "true")) == "true"
         reads = cast(Reads, choice(options, "reads", READS))
         return cls(path.rstrip("/"), name, token, authority, changes, reads)
@@ -97,8 +97,8 @@ class TableRef:
 
     def _unknown(self) -> NotFound:
         names = [info.name for info in self.store().port.tables() if info.name != self.table]
-        near, some = difflib.get_close_matches(self.table, names, 3), ", ".join(names[:10])
-        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {some or 'none'}; make a new one first"
+        near, listing = difflib.get_close_matches(self.table, names, 3), ", ".join(names[:10])
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {listing or 'none'}; make a new one first"
         return NotFound(f"there is no table {self.table} in {self.path}: {hint}")
 
     @property
@@ -109,13 +109,13 @@ class TableRef:
 
     def plan(self, names: Iterable[str] = (), *, source: str = "", consumer: str = "") -> BatchTables:
         """Return the tables that a batch writes to and the state of its source, in one request."""
-        store, wanted = self.store(), list(names)
-        plan = store.port.plan_batch(wanted, source=source, consumer=consumer, changes=self.changes)
+        store, table_names = self.store(), list(names)
+        plan = store.port.plan_batch(table_names, source=source, consumer=consumer, changes=self.changes)
         if source and plan.source is None:
             raise replace(self, table=source)._unknown()
         infos = {info.name: info for info in plan.tables}
         tables = {}
-        for name in wanted:
+        for name in table_names:
             ref = replace(self, table=name, changes=False)
             if name not in infos:
                 raise ref._unknown()
@@ -173,11 +173,11 @@ class BatchTables:
 
 def check_options(options: Mapping[str, str], *more: str) -> None:
     """Raise `Invalid` for an unknown option: a misspelt one would be ignored silently."""
-    known = {name.lower(): name for name in (*OPTIONS, *more)}
+    spellings = {name.lower(): name for name in (*OPTIONS, *more)}
     for name in options:
-        if name.lower() not in known:
-            near = [known[match] for match in difflib.get_close_matches(name.lower(), known, 1)]
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known.values())}"
+        if name.lower() not in spellings:
+            near = [spellings[match] for match in difflib.get_close_matches(name.lower(), spellings, 1)]
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(spellings.values())}"
             raise Invalid(f"there is no option {name}: {hint}")
 
 
@@ -195,13 +195,13 @@ def check_range(start: bytes, end: bytes | None) -> None:
         raise Invalid(f"start ({start!r}) is above end ({end!r}): exchange them")
 
 
-def query_name(what: str) -> str:
+def query_name(function: str) -> str:
     """Return the name of this task's query, as reads of tables in the same query have it."""
     context = TaskContext.get()
     if context is None:
-        raise Invalid(f"{what} runs in Spark's tasks")
+        raise Invalid(f"{function} runs in Spark's tasks")
     number, app = context.getLocalProperty("spark.sql.execution.id"), context.getLocalProperty("spark.app.id")
-    return f"{what}-stage-{app}-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
+    return f"{function}-stage-{app}-{context.stageId()}" if number is None or app is None else f"{app}-{number}"
 
 
 def freeze_imports() -> None:

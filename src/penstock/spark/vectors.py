@@ -35,7 +35,7 @@ from penstock.vector.rows import plain_matrix
 from penstock.vector.searching import bound_to_all, check_k, check_probes, hits_batch
 
 HITS_MAX = 1 << 18  # that a task makes at a time: a batch of Spark's has 10,000 rows, each with up to 10,000 neighbours
-FOUND = (
+NEIGHBOR_FIELDS = (
     StructField("rank", LongType()),
     StructField("neighbor", StringType()),
     StructField("distance", FloatType()),
@@ -78,8 +78,8 @@ def search(
 
     >>> epoch = store.vector("docs", dimensions=2).upsert(["a"], [[1.0, 0.0]], durable=True)
     >>> queries = spark.createDataFrame([("q", [1.0, 0.1])], "name string, vector array<double>")
-    >>> found = penstock.spark.search(queries, path, "docs", k=1)
-    >>> [(row["name"], row["neighbor"]) for row in found.collect()]
+    >>> neighbors = penstock.spark.search(queries, path, "docs", k=1)
+    >>> [(row["name"], row["neighbor"]) for row in neighbors.collect()]
     [('q', 'a')]
     """
     ref = TableRef.of({"path": path, "table": table})
@@ -89,70 +89,70 @@ def search(
     fields = {field.name: field.dataType for field in frame.schema}
     if not isinstance(fields.get(column), ArrayType):
         raise Invalid(f"the DataFrame has no column {in_short(column)} of arrays: say column=, or rename it to vector")
-    taken = [field.name for field in FOUND if field.name in fields]
+    taken = [field.name for field in NEIGHBOR_FIELDS if field.name in fields]
     if taken:
         raise Invalid(f"the DataFrame has a column {taken[0]}, which the result needs: rename it")
     if where is not None and not isinstance(where, pc.Expression):
         compile_condition(where, pa.schema([]))  # before any work
-    wanted = _Search(ref, info, column, check_k(k), check_probes(probes), flag(exact, "exact"), where)
-    schema = StructType([*frame.schema.fields, *FOUND])
-    return frame.mapInArrow(partial(_task, wanted), schema)
+    request = _Search(ref, info, column, check_k(k), check_probes(probes), flag(exact, "exact"), where)
+    schema = StructType([*frame.schema.fields, *NEIGHBOR_FIELDS])
+    return frame.mapInArrow(partial(_task, request), schema)
 
 
-def _task(wanted: _Search, batches: Iterator[Any]) -> Iterator[Any]:
+def _task(request: _Search, batches: Iterator[Any]) -> Iterator[Any]:
     """Search the vectors of a task's rows. Runs in a task."""
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is not None:
-        snapshot = wanted.ref.store().query_snapshot(query_name("search"), lease_s=LEASE_S)
-        yield from renewing(_found(wanted, snapshot, chain([first], filled)), wanted.ref, snapshot)
+        snapshot = request.ref.store().query_snapshot(query_name("search"), lease_s=LEASE_S)
+        yield from renewing(_neighbor_rows(request, snapshot, chain([first], filled)), request.ref, snapshot)
 
 
-def _found(wanted: _Search, snapshot: RemoteSnapshot, batches: Iterator[Any]) -> Iterator[Any]:
+def _neighbor_rows(request: _Search, snapshot: RemoteSnapshot, batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the rows of each batch with their neighbours in a snapshot."""
-    shards, where = _shards(wanted, snapshot), wanted.where
+    shards, where = _shards(request, snapshot), request.where
     if shards is not None and where is not None:
         where = bound_to_all(where, [shard.attribute_fields() for shard in shards])
-    step = max(1, HITS_MAX // wanted.k)
+    step = max(1, HITS_MAX // request.k)
     for batch in (whole.slice(at, step) for whole in batches for at in range(0, whole.num_rows, step)):
-        matrix = plain_matrix(batch.column(wanted.column), wanted.options, batch.num_rows)
+        matrix = plain_matrix(batch.column(request.column), request.options, batch.num_rows)
         if shards is None:
-            reader = snapshot.vector(wanted.ref.table)
-            options: dict[str, Any] = {"where": wanted.where, "probes": wanted.probes or None, "exact": wanted.exact}
-            found: Any = reader.search(matrix, wanted.k, **options)
+            reader = snapshot.vector(request.ref.table)
+            options: dict[str, Any] = {"where": request.where, "probes": request.probes or None, "exact": request.exact}
+            hits: Any = reader.search(matrix, request.k, **options)
         else:
             answers = [
-                shard.nearest(matrix, wanted.k, probes=wanted.probes or None, exact=wanted.exact, where=where)
+                shard.nearest(matrix, request.k, probes=request.probes or None, exact=request.exact, where=where)
                 for shard in shards
             ]
-            found = pa.Table.from_batches([hits_batch(shards, answers, wanted.k, 0)])
-        rows = pa.Table.from_batches([batch]).take(found.column("query"))
-        names = [*batch.schema.names, *(field.name for field in FOUND)]
-        columns = [*rows.columns, *(found.column(name) for name in ("rank", "id", "distance", "attributes"))]
+            hits = pa.Table.from_batches([hits_batch(shards, answers, request.k, 0)])
+        rows = pa.Table.from_batches([batch]).take(hits.column("query"))
+        names = [*batch.schema.names, *(field.name for field in NEIGHBOR_FIELDS)]
+        columns = [*rows.columns, *(hits.column(name) for name in ("rank", "id", "distance", "attributes"))]
         yield from pa.table(columns, names=names).to_batches()
 
 
-class _Kept:
+class _KernelCache:
     """The kernel of the last search of this Python process."""
 
     shards: tuple[Any, list[FileShard]] | None = None  # replaced whole
 
 
-def _shards(wanted: _Search, snapshot: RemoteSnapshot) -> list[FileShard] | None:
+def _shards(request: _Search, snapshot: RemoteSnapshot) -> list[FileShard] | None:
     """Return the shards of the table, read from its files; None if this process does not see them."""
-    root, identity = wanted.ref.root, wanted.ref.store().identity
+    root, identity = request.ref.root, request.ref.store().identity
     if root is None:
         return None
-    key = wanted.ref.store().uuid, wanted.info.table_id, snapshot.lsn
-    if _Kept.shards is not None and _Kept.shards[0] == key:
-        return _Kept.shards[1]
-    _Kept.shards = None  # before the next is loaded: both at once may take too much memory
+    key = request.ref.store().uuid, request.info.table_id, snapshot.lsn
+    if _KernelCache.shards is not None and _KernelCache.shards[0] == key:
+        return _KernelCache.shards[1]
+    _KernelCache.shards = None  # before the next is loaded: both at once may take too much memory
     shards: list[FileShard] = []
-    for partition in partitions_of(wanted.info):
+    for partition in partitions_of(request.info):
         (piece,) = snapshot.port.pieces(partition, 1)
         opened = open_piece(piece.detail, root, identity) if piece.detail else None
         if opened is None:
             return None
         shards.append(FileShard(*opened))
-    _Kept.shards = key, shards
+    _KernelCache.shards = key, shards
     return shards
