@@ -43,30 +43,30 @@ def result_key(message: Any) -> bytes:
     return b"result " + number
 
 
-def commit(store: Store, consumer: Any, found: list[Any]) -> None:
+def commit(store: Store, consumer: Any, messages: list[Any]) -> None:
     """Results and acknowledgements in one batch."""
     with store.batch() as batch:
-        for message in found:
+        for message in messages:
             batch.kv("results").merge(result_key(message), b"x", operator="append")
-        consumer.ack(found, batch=batch)
+        consumer.ack(messages, batch=batch)
 
 
 def work(store: Store) -> None:
     consumer = store.queue("events").consumer("work", visibility_timeout_s=1.0)
     while True:
         with telling:
-            found = consumer.get(4)
-            for message in found:
+            messages = consumer.get(4)
+            for message in messages:
                 tell("got", "work", message.shard, message.sequence)
-        if not found:
+        if not messages:
             threading.Event().wait(0.005)
             continue
         with telling:
             try:
-                commit(store, consumer, found)
+                commit(store, consumer, messages)
             except LeaseLost:
                 continue  # it was slow: somebody else will
-            for message in found:
+            for message in messages:
                 tell("ack", "work", message.shard, message.sequence)
 
 
@@ -74,14 +74,14 @@ def oversleep(store: Store) -> None:
     consumer = store.queue("events").consumer("work", visibility_timeout_s=0.05)
     while True:
         with telling:
-            found = consumer.get(2)
-            for message in found:
+            messages = consumer.get(2)
+            for message in messages:
                 tell("got", "work", message.shard, message.sequence)
         threading.Event().wait(0.1)
         with telling:
             try:
-                if found:
-                    commit(store, consumer, found)
+                if messages:
+                    commit(store, consumer, messages)
                     tell("late")
             except LeaseLost:
                 continue
@@ -91,14 +91,14 @@ def audit(store: Store) -> None:
     consumer = store.queue("events").consumer("audit", visibility_timeout_s=1.0)
     while True:
         with telling:
-            found = consumer.get(10)
-            for message in found:
+            messages = consumer.get(10)
+            for message in messages:
                 tell("got", "audit", message.shard, message.sequence)
             try:
-                consumer.ack(found)
+                consumer.ack(messages)
             except LeaseLost:
                 continue
-            for message in found:
+            for message in messages:
                 tell("ack", "audit", message.shard, message.sequence)
         threading.Event().wait(0.002)
 

@@ -1,7 +1,7 @@
 """What a queue promises, as scenarios for `penstock.testing.explore`: alone, and under a store's journal.
 
 Alone, the history holds, in order: `append` (first sequence, payloads) before it is tried; `synced` (next sequence)
-when told; `trim` (sequence) before a trim is tried; `cut` (next sequence) when a recovery was told to be done; `seen`
+when told; `trim` (sequence) before a trim is tried; `cut` (next sequence) when a recovery was told to be done; `state`
 (first, {sequence: payload}) for what an opened queue showed.
 
 In a store the history is the journal: `record` (lsn, time, payloads) is durable the moment it is noted; `stored` (lsn)
@@ -40,15 +40,15 @@ def open_queue(
 
 def observe(queue: PersistentQueue) -> tuple[int, dict[int, bytes]]:
     """Everything that can be read."""
-    found: dict[int, bytes] = {}
+    messages: dict[int, bytes] = {}
     at = first = queue.first_sequence
     while batches := queue.read(at, limit_messages=3, limit_bytes=500):
         for batch in batches:
-            found.update(enumerate(batch.payloads.to_pylist(), batch.first))
+            messages.update(enumerate(batch.payloads.to_pylist(), batch.first))
             at = batch.next
     if at != queue.next_sequence:
         raise Violation(f"reading ends at {at}, the next sequence is {queue.next_sequence}")
-    return first, found
+    return first, messages
 
 
 @dataclass
@@ -81,21 +81,21 @@ class Model:
     def _cut(self, until: int) -> None:
         self.possible = {sequence: p for sequence, p in self.possible.items() if sequence < until}
 
-    def _seen(self, first: int, found: dict[int, bytes]) -> None:
-        self.possible = {sequence: {payload} for sequence, payload in found.items()}
-        self.floor = max(found, default=first - 1) + 1
+    def _state(self, first: int, messages: dict[int, bytes]) -> None:
+        self.possible = {sequence: {payload} for sequence, payload in messages.items()}
+        self.floor = max(messages, default=first - 1) + 1
         self.front = max(self.front, first)
 
-    def check(self, first: int, found: dict[int, bytes], *, damaged: bool) -> None:
+    def check(self, first: int, messages: dict[int, bytes], *, damaged: bool) -> None:
         floor = self.vouched if damaged else self.floor  # rot in the last batch looks like a torn tail
-        until = first + len(found)
-        if list(found) != list(range(first, until)):
-            raise Violation(f"sequences have gaps: {list(found)}")
+        until = first + len(messages)
+        if list(messages) != list(range(first, until)):
+            raise Violation(f"sequences have gaps: {list(messages)}")
         if first > self.front and self.floor > self.front:
             raise Violation(f"acknowledged messages below {first} are lost (trimmed to {self.front})")
         if until < floor:
             raise Violation(f"acknowledged messages are lost: the queue ends before {until}, {floor} was acknowledged")
-        for sequence, payload in found.items():
+        for sequence, payload in messages.items():
             if payload not in self.possible.get(sequence, set()):
                 raise Violation(f"message {sequence} was never written so: {payload[:40]!r}")
 
@@ -173,7 +173,7 @@ class QueueScenario:
             self.step(user, step)
         user.close()
         queue = open_queue(disk, 2)
-        history.note("seen", *observe(queue))
+        history.note("state", *observe(queue))
         again = User(queue, history, "b", user.time_us)
         self.step(again, lambda: again.write((50,)))
         self.step(again, lambda: again.append(440, 440))
@@ -189,9 +189,9 @@ class QueueScenario:
 
     def resume(self, disk: SimulatedDisk, history: History) -> None:
         queue = open_queue(disk, len(history.events))
-        first, found = observe(queue)
-        Model.of(history).check(first, found, damaged=disk.damaged)
-        history.note("seen", first, found)  # shown to someone: it must survive the next crash
+        first, messages = observe(queue)
+        Model.of(history).check(first, messages, damaged=disk.damaged)
+        history.note("state", first, messages)  # shown to someone: it must survive the next crash
         if queue.statistics().appended != queue.next_sequence:
             raise Violation("an opened queue shows less than it holds")
         self.go_on(queue, User(queue, history, f"r{len(history.events)}-", START_US + 48 * HOUR_US))
@@ -257,9 +257,9 @@ class StoreScenario:
             if word == "record" and values[0] <= up_to:
                 for payload in values[2]:
                     expected[len(expected) + 1] = payload
-        first, found = observe(queue)
-        if first > max(front, 1) or {s: p for s, p in expected.items() if s >= first} != found:
-            raise Violation(f"the queue holds {sorted(found)} from {first}, the journal {len(expected)} messages")
+        first, messages = observe(queue)
+        if first > max(front, 1) or {s: p for s, p in expected.items() if s >= first} != messages:
+            raise Violation(f"the queue holds {sorted(messages)} from {first}, the journal {len(expected)} messages")
 
 
 def replay(queue: PersistentQueue, history: History) -> None:

@@ -29,7 +29,7 @@ from penstock.testing import FakeClock, History, SimulatedDisk, Violation
 
 SHARDS = {"a": 2, "b": 1}
 KEYS = [next(b"%d" % n for n in range(99) if shard_of(b"%d" % n, 2) == shard) for shard in range(2)]
-Place = tuple[int, int]  # shard, sequence
+Position = tuple[int, int]  # shard, sequence
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Queues:
 
     messages: dict[str, list[list[bytes]]] = field(default_factory=dict)  # by queue and shard, from sequence 1
     floors: dict[str, list[int]] = field(default_factory=dict)
-    done: dict[tuple[str, str], set[Place]] = field(default_factory=dict)  # acknowledged, by queue and consumer
+    done: dict[tuple[str, str], set[Position]] = field(default_factory=dict)  # acknowledged, by queue and consumer
     results: dict[bytes, bytes] = field(default_factory=dict)
     tokens: set[tuple[str, int]] = field(default_factory=set)
 
@@ -46,7 +46,7 @@ class Queues:
         return Queues(
             {queue: [list(shard) for shard in shards] for queue, shards in self.messages.items()},
             {queue: list(floors) for queue, floors in self.floors.items()},
-            {who: set(places) for who, places in self.done.items()},
+            {consumer: set(positions) for consumer, positions in self.done.items()},
             dict(self.results),
             set(self.tokens),
         )
@@ -61,7 +61,7 @@ class Queues:
     def _drop(self, queue: str) -> None:
         self.messages.pop(queue, None)
         self.floors.pop(queue, None)
-        self.done = {who: places for who, places in self.done.items() if who[0] != queue}
+        self.done = {key: positions for key, positions in self.done.items() if key[0] != queue}
 
     def _put(self, queue: str, shard: int, payloads: Sequence[bytes], token: tuple[str, int] | None) -> None:
         if token is None or token not in self.tokens:
@@ -72,10 +72,10 @@ class Queues:
         following = len(self.messages[queue][shard]) + 1
         self.floors[queue][shard] = max(self.floors[queue][shard], min(before, following))
 
-    def _ack(self, queue: str, consumer: str, places: Sequence[Place], result: bytes) -> None:
+    def _ack(self, queue: str, consumer: str, positions: Sequence[Position], result: bytes) -> None:
         done = self.done.setdefault((queue, consumer), set())
-        if not done & set(places):
-            done |= set(places)
+        if not done & set(positions):
+            done |= set(positions)
             self.results[result] = self.results.get(result, b"") + b"x"
 
     def live(self, queue: str) -> list[dict[int, bytes]]:
@@ -84,55 +84,55 @@ class Queues:
             for shard, floor in zip(self.messages[queue], self.floors[queue], strict=True)
         ]
 
-    def seen(self) -> dict[str, Any]:
+    def observation(self) -> dict[str, Any]:
         """As `observe` sees it."""
-        found: dict[str, Any] = {"results": self.results}
+        observation: dict[str, Any] = {"results": self.results}
         for queue in sorted(self.messages):
             live = self.live(queue)
             nexts = [len(shard) + 1 for shard in self.messages[queue]]
             done = {
-                consumer: sorted(place for place in places if place[1] in live[place[0]])
-                for (name, consumer), places in self.done.items()
+                consumer: sorted(position for position in positions if position[1] in live[position[0]])
+                for (name, consumer), positions in self.done.items()
                 if name == queue
             }
-            found[queue] = live, list(zip(self.floors[queue], nexts, strict=True)), _some(done)
-        return found
+            observation[queue] = live, list(zip(self.floors[queue], nexts, strict=True)), _some(done)
+        return observation
 
 
-def _some(done: dict[str, list[Place]]) -> dict[str, list[Place]]:
-    return {consumer: places for consumer, places in done.items() if places}
+def _some(done: dict[str, list[Position]]) -> dict[str, list[Position]]:
+    return {consumer: positions for consumer, positions in done.items() if positions}
 
 
 def observe(store: Store) -> dict[str, Any]:
     """Everything that a user of queues can see."""
-    found: dict[str, Any] = {"results": dict(store.kv("results").scan())}
+    observation: dict[str, Any] = {"results": dict(store.kv("results").scan())}
     for queue in sorted(set(store.tables()) - {"results"}):
         table = store.queue(queue)
         live = contents(table)
-        done: dict[str, list[Place]] = {}
+        done: dict[str, list[Position]] = {}
         info = store._ledger.table(queue)
         assert info is not None
         for key, row in store._port.ledger_rows(rows_of(info.table_id)):
             shard, consumer = parse_row_key(info.table_id, key)
-            place = decode_row(row)
-            flags = place.flags()
+            consumer_row = decode_row(row)
+            flags = consumer_row.flags()
             done.setdefault(consumer, []).extend(
-                (shard, n) for n in live[shard] if n < place.floor or flags[n - place.floor]
+                (shard, n) for n in live[shard] if n < consumer_row.floor or flags[n - consumer_row.floor]
             )
         bounds = [(shard.first, shard.next) for shard in table.bounds()]
-        found[queue] = live, bounds, _some({consumer: sorted(places) for consumer, places in done.items()})
-    return found
+        observation[queue] = live, bounds, _some({consumer: sorted(positions) for consumer, positions in done.items()})
+    return observation
 
 
 def play(history: History) -> tuple[Queues, list[tuple[int, tuple[Any, ...]]]]:
     """The state of all that was told, and the events after it that may have happened."""
     never = {values[0] for word, *values in history.events if word == "never"}
-    told = max([0, *(values[0] for word, *values in history.events if word == "told")])
+    last_committed = max([0, *(values[0] for word, *values in history.events if word == "told")])
     model, open_end = Queues(), list[tuple[int, tuple[Any, ...]]]()
     for word, *values in history.events:
         if word in ("told", "never", "time", "fed") or values[0] in never:
             continue
-        if values[0] <= told:
+        if values[0] <= last_committed:
             model.play(word, *values[1:])
         else:
             open_end.append((values[0], (word, *values[1:])))
@@ -167,7 +167,7 @@ class QueueUser(ScenarioUser):
         self._try("drop", queue, act=lambda: self.store.drop(queue))
 
     def _payloads(self, sizes: Sequence[int]) -> list[bytes]:
-        return [b"%d.%d:" % (self._count + 1, place) + b"x" * size for place, size in enumerate(sizes)]
+        return [b"%d.%d:" % (self._count + 1, index) + b"x" * size for index, size in enumerate(sizes)]
 
     def put(
         self, queue: str, shard: int, *sizes: int, token: tuple[str, int] | None = None, flush: bool = True
@@ -200,49 +200,49 @@ class QueueUser(ScenarioUser):
         payloads = self._payloads(sizes)
 
         def act() -> None:
-            place = self.store.stage(queue, shard, lease_s=1.0)[0]
+            staged = self.store.stage(queue, shard, lease_s=1.0)[0]
             with self.store.batch(token=token) as batch:
-                batch.adopt(queue, [build(self.disk, "/store", place, staged_table(*payloads))], shard)
+                batch.adopt(queue, [build(self.disk, "/store", staged, staged_table(*payloads))], shard)
 
         self._try("put", queue, shard, payloads, token, act=act)
 
     def work(self, queue: str, consumer: str, count: int, acknowledge: int) -> None:
         """Get messages, acknowledge some with their result, and then once more, which must not count."""
-        found = self._get(queue, consumer, count)[:acknowledge]
-        if found:
-            self._ack(queue, consumer, found)
-            self._ack(queue, consumer, found)
+        messages = self._get(queue, consumer, count)[:acknowledge]
+        if messages:
+            self._ack(queue, consumer, messages)
+            self._ack(queue, consumer, messages)
 
     def _get(self, queue: str, consumer: str, count: int) -> list[Any]:
         try:
-            found = self.store.queue(queue).consumer(consumer, visibility_timeout_s=10).get(count)
+            messages = self.store.queue(queue).consumer(consumer, visibility_timeout_s=10).get(count)
         except (OSError, PenstockError):
             self._expect_fault()
             self._mend()
             return []
         done = self.model().done.get((queue, consumer), set())
-        for message in found:
+        for message in messages:
             if (message.shard, message.sequence) in done:
                 raise Violation(f"message {message.sequence} of {queue} comes again after its acknowledgement")
-        return found
+        return messages
 
-    def _ack(self, queue: str, consumer: str, found: list[Any]) -> None:
-        places = [(message.shard, message.sequence) for message in found]
-        result = f"{queue} {consumer} {places}".encode()
-        expected = not self.model().done.get((queue, consumer), set()) & set(places)
+    def _ack(self, queue: str, consumer: str, messages: list[Any]) -> None:
+        positions = [(message.shard, message.sequence) for message in messages]
+        result = f"{queue} {consumer} {positions}".encode()
+        expected = not self.model().done.get((queue, consumer), set()) & set(positions)
 
         def act() -> None:
             happened = True
             try:
                 with self.store.batch() as batch:
                     batch.kv("results").merge(result, b"x", operator="append")
-                    self.store.queue(queue).consumer(consumer).ack(found, batch=batch)
+                    self.store.queue(queue).consumer(consumer).ack(messages, batch=batch)
             except LeaseLost:
                 happened = False
             if happened != expected:
-                raise Violation(f"acknowledging {places} of {queue} happened: {happened}, expected: {expected}")
+                raise Violation(f"acknowledging {positions} of {queue} happened: {happened}, expected: {expected}")
 
-        self._try("ack", queue, consumer, places, result, act=act)
+        self._try("ack", queue, consumer, positions, result, act=act)
 
     def _mend(self) -> None:
         """After a failure of the journal: recover. Queue files that failed are only mended by opening them again."""
@@ -263,16 +263,16 @@ def _is_poisoned(machine: Any) -> bool:
     return hasattr(machine, "queue") and machine.queue.statistics().poisoned
 
 
-def compare(found: dict[str, Any], model: Queues) -> None:
-    expected = model.seen()
-    if found != expected:
-        wrong = {name: (found.get(name), expected.get(name)) for name in {*found, *expected}}
+def compare(observation: dict[str, Any], model: Queues) -> None:
+    expected = model.observation()
+    if observation != expected:
+        wrong = {name: (observation.get(name), expected.get(name)) for name in {*observation, *expected}}
         raise Violation(
             f"queues hold otherwise (found, expected): { {k: v for k, v in wrong.items() if v[0] != v[1]} }"
         )
 
 
-def tend(user: QueueUser) -> None:
+def run_background(user: QueueUser) -> None:
     """What the background does: retention, files that nobody needs, dropped tables, abandoned files."""
     store = user.store
     maintain_feeds(store._port.tables(), store._port.machine_unless_late, store._port.submit, store._port.time_us)
@@ -303,7 +303,7 @@ class QueueStoreScenario:
         user.maintain(user.store._checkpoint.run)
         user.work("b", "d", 1, 1)
         user.put("a", 1, 900)
-        user.maintain(lambda: tend(user))  # removes the first files
+        user.maintain(lambda: run_background(user))  # removes the first files
         user.maintain(user.store.checkpoint)
         user.put("b", 0, 30)
         user.work("a", "c", 2, 2)
@@ -311,7 +311,7 @@ class QueueStoreScenario:
         user.drop("b")
         user.create("b")
         user.append("b", 0, 5)
-        user.maintain(lambda: tend(user))
+        user.maintain(lambda: run_background(user))
         user.store.close()
         user = self.user_type(disk, history)
         user.check()
@@ -319,7 +319,7 @@ class QueueStoreScenario:
         user.append("a", 0, 50)
         user.trim("a", 1, 100)  # all of it
         user.load("a", 1, 900, token=("p", 3))
-        user.maintain(lambda: tend(user))
+        user.maintain(lambda: run_background(user))
         user.maintain(user.store.checkpoint)
         user.put("a", 1, 1, 2, flush=False)
         user.check()
@@ -338,7 +338,7 @@ class QueueStoreScenario:
             user.maintain(user.store.checkpoint)
             user.check()
             user.advance(10)
-            tend(user)
+            run_background(user)
             self.no_strays(user)
             user.check()
         finally:
@@ -347,13 +347,15 @@ class QueueStoreScenario:
     def commit_and_wait(self, user: QueueUser) -> None:
         """Find out how far the history went: all that was told, and then any number of what was only tried."""
         model, open_end = play(user.history)
-        found, states = observe(user.store), [model]
+        observation, states = observe(user.store), [model]
         for _, event in open_end:
             states.append(states[-1].copy())
             states[-1].play(*event)
-        fitting = [at for at, state in enumerate(states) if state.seen() == found]
+        fitting = [at for at, state in enumerate(states) if state.observation() == observation]
         if not fitting:
-            raise Violation(f"no end of the history leads to what is found: {found}, told was {model.seen()}")
+            raise Violation(
+                f"no end of the history leads to what is found: {observation}, told was {model.observation()}"
+            )
         for number, _ in open_end[fitting[-1] :]:
             user.history.note("never", number)
         if open_end[: fitting[-1]]:
@@ -362,14 +364,14 @@ class QueueStoreScenario:
     def work_off(self, user: QueueUser) -> None:
         """Every message that is not acknowledged comes, and only those."""
         for queue, consumer in (("a", "c"), ("b", "d")):
-            model, seen = user.model(), list[Any]()
-            while found := user._get(queue, consumer, 3):
-                seen += found
+            model, deliveries = user.model(), list[Any]()
+            while messages := user._get(queue, consumer, 3):
+                deliveries += messages
             done = model.done.get((queue, consumer), set())
             expected = {(shard, n) for shard, live in enumerate(model.live(queue)) for n in live} - done
-            if {(message.shard, message.sequence) for message in seen} != expected:
-                raise Violation(f"{consumer} gets {seen} of {queue}, expected {expected}")
-            user._ack(queue, consumer, seen[:2])
+            if {(message.shard, message.sequence) for message in deliveries} != expected:
+                raise Violation(f"{consumer} gets {deliveries} of {queue}, expected {expected}")
+            user._ack(queue, consumer, deliveries[:2])
 
     def no_missing(self, user: QueueUser) -> None:
         """Every file that a queue's manifest lists is there, read or not."""
@@ -416,7 +418,7 @@ class ShortQueueStore(QueueStoreScenario):
         user.maintain(user.store.checkpoint)
         user.append("a", 0, 40)
         user.trim("a", 0, 4)
-        user.maintain(lambda: tend(user))
+        user.maintain(lambda: run_background(user))
         user.work("a", "c", 3, 2)
         user.put("a", 0, 900)
 
@@ -433,6 +435,6 @@ class DroppedQueue(QueueStoreScenario):
         user.load("b", 0, 20, token=("p", 7))
         user.work("b", "d", 2, 1)
         user.drop("b")
-        user.maintain(lambda: tend(user))
+        user.maintain(lambda: run_background(user))
         user.create("b")
         user.append("b", 0, 5)

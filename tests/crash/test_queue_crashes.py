@@ -83,7 +83,7 @@ def pointer_in_the_page_cache() -> None:
         user.append(900)
     after = disk.image().restore("restart")
     queue = open_queue(after, 2)
-    history.note("seen", *observe(queue))
+    history.note("state", *observe(queue))
     User(queue, history, "b", user.time_us).write((40,))
     MidRoll().resume(after.image().restore("strict"), history)
 
@@ -146,13 +146,13 @@ def damaged_queue() -> tuple[SimulatedDisk, list[str], dict[int, bytes]]:
     queue = open_queue(disk, 1)
     user = User(queue, history, "a")
     user.write((5, 40), (600,), (13,), (700, 3), (400,), (3, 0, 8))
-    _, held = observe(queue)
+    _, messages = observe(queue)
     queue.close()
-    return disk, sorted(data_files(disk, FOLDER)), held
+    return disk, sorted(data_files(disk, FOLDER)), messages
 
 
 def test_every_flipped_bit_of_a_data_file_is_told_or_harmless() -> None:
-    disk, paths, held = damaged_queue()
+    disk, paths, messages = damaged_queue()
     assert len(paths) == 2
     image = disk.image()
     for path in paths:
@@ -160,16 +160,16 @@ def test_every_flipped_bit_of_a_data_file_is_told_or_harmless() -> None:
             copy = image.restore("kept")
             copy.flip(f"{FOLDER}/{path}", bit)
             try:
-                _, found = observe(open_queue(copy, 2))
+                _, copied = observe(open_queue(copy, 2))
             except CorruptionError as error:
                 assert error.path == f"{FOLDER}/{path}"
                 continue
-            assert found == held  # an index record of a sealed file: it only makes finding faster
+            assert copied == messages  # an index record of a sealed file: it only makes finding faster
             assert path == paths[0]
 
 
 def test_the_others_stay_readable_on_request() -> None:
-    disk, paths, held = damaged_queue()
+    disk, paths, messages = damaged_queue()
     reader = DataReader.open(disk, FOLDER, paths[0], None)
     (_, _), (offset, second), *_ = reader.records(OPENING_BYTES, reader.file.size())
     for at in (0, 4, 9, 17, 25, 40, 100):  # checksum, length, flags, index, synced, body
@@ -180,10 +180,10 @@ def test_the_others_stay_readable_on_request() -> None:
         with pytest.raises(CorruptionError) as caught:
             queue.read(1)
         assert (caught.value.path, caught.value.offset) == (f"{FOLDER}/{paths[0]}", offset)
-        found: dict[int, bytes] = {}
+        readable: dict[int, bytes] = {}
         for batch in queue.read(1, past_damage=True):
-            found.update(enumerate(batch.payloads.to_pylist(), batch.first))
-        assert found == {s: p for s, p in held.items() if s != second.index}
+            readable.update(enumerate(batch.payloads.to_pylist(), batch.first))
+        assert readable == {s: p for s, p in messages.items() if s != second.index}
         assert next(b.first for b in queue.read(second.index, past_damage=True)) == second.index + 1
 
 
@@ -255,7 +255,7 @@ def unlink_before_manifest(patch: Patch) -> None:
     drop = FileChain.drop_oldest
 
     def unlink_first(self: FileChain, count: int) -> None:
-        self._obsolete += [self.sealed[place].path for place in range(count)]
+        self._obsolete += [self.sealed[index].path for index in range(count)]
         self.unlink_obsolete()
         drop(self, count)
 
@@ -280,8 +280,8 @@ def one_slot_only(patch: Patch) -> None:
 def tail_trusted(patch: Patch) -> None:
     """Takes every sound record of the old file for durable."""
 
-    def trusting(reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueTail:
-        tail = scan_tail(reader, place, cut_after_lsn)
+    def trusting(reader: DataReader, position: FilePosition, cut_after_lsn: int | None) -> QueueTail:
+        tail = scan_tail(reader, position, cut_after_lsn)
         trusted = tail.trusted
         for record in tail.unsynced:
             trusted = trusted.after(record)
@@ -293,8 +293,8 @@ def tail_trusted(patch: Patch) -> None:
 def tail_dropped(patch: Patch) -> None:
     """Believes the manifest's write position alone."""
 
-    def nothing(reader: DataReader, place: FilePosition, cut_after_lsn: int | None) -> QueueTail:
-        return QueueTail(place, [], place.offset, None)
+    def nothing(reader: DataReader, position: FilePosition, cut_after_lsn: int | None) -> QueueTail:
+        return QueueTail(position, [], position.offset, None)
 
     patch.setattr(chain_module, "scan_tail", nothing)
 
@@ -318,12 +318,12 @@ def appended_again(patch: Patch) -> None:
     open_chain = FileChain.open
 
     def keep(self: FileChain, cut_after_lsn: int | None) -> QueueRepair | None:
-        found = open_chain(self, None)
+        repair = open_chain(self, None)
         if cut_after_lsn is not None:
             self.synced = FilePosition(self.synced.offset, self.synced.next_sequence, 0, self.synced.last_time_us)
             if self.active is not None:
                 self.active.position = self.synced
-        return found
+        return repair
 
     patch.setattr(FileChain, "open", keep)
 

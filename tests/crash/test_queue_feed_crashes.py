@@ -32,12 +32,14 @@ class FeedUser(QueueUser):
             if info.kind == "queue":
                 table = self.store.queue(info.name)
                 noted = [values for word, *values in self.history.events if word == "fed"]
-                seen: list[Change] = next((fed for table_id, fed in reversed(noted) if table_id == info.table_id), [])
+                earlier: list[Change] = next(
+                    (fed for table_id, fed in reversed(noted) if table_id == info.table_id), []
+                )
                 try:
-                    found = check_feed(table, contents(table), seen, preimages=self.changes.preimages)
+                    feed = check_feed(table, contents(table), earlier, preimages=self.changes.preimages)
                 except AssertionError as error:
                     raise Violation(f"the feed of {info.name} is wrong: {error}") from error
-                self.history.note("fed", info.table_id, found)
+                self.history.note("fed", info.table_id, feed)
 
 
 class ForgetfulUser(FeedUser):
@@ -61,7 +63,7 @@ class ForgetfulFeed(ShortQueueStore):
 def trims_after_a_crash() -> None:
     """After a crash the active file is new and empty: then it has trims alone, and another crash comes."""
     disk, clock = SimulatedDisk(), FakeClock()
-    store, seen = open_queues(disk, clock), list[Change]()
+    store, feed = open_queues(disk, clock), list[Change]()
     table = store.queue("a", changes=FeedUser.changes)
     table.put_many([b"1", b"2", b"3", b"4"], durable=True)
     for before in (2, 3, 4):
@@ -71,8 +73,8 @@ def trims_after_a_crash() -> None:
         table = store.queue("a")
         table.trim(before, durable=True)
         clock.advance(7_200)  # a file that old is left for another, if it has messages
-        seen = check_feed(table, contents(table), seen, preimages=True)
-    assert [(kind, sequence) for _, kind, _, sequence, _ in seen[4:]] == [("delete", 1), ("delete", 2), ("delete", 3)]
+        feed = check_feed(table, contents(table), feed, preimages=True)
+    assert [(kind, sequence) for _, kind, _, sequence, _ in feed[4:]] == [("delete", 1), ("delete", 2), ("delete", 3)]
 
 
 def test_trims_after_a_crash() -> None:

@@ -21,7 +21,7 @@ LINES_MIN = 40
 
 
 @dataclass
-class TaskResult:
+class ChildReports:
     """What the processes said so far."""
 
     put: set[int] = field(default_factory=set)
@@ -34,16 +34,16 @@ class TaskResult:
         if word == "put":
             self.put.add(int(rest[0]))
             return
-        place = (rest[0], int(rest[1]), int(rest[2]))
+        position = (rest[0], int(rest[1]), int(rest[2]))
         if word == "got":
-            assert place not in self.acknowledged, f"{line}: it was acknowledged"
-            self.got.add(place)
+            assert position not in self.acknowledged, f"{line}: it was acknowledged"
+            self.got.add(position)
         else:
-            self.acknowledged.add(place)
+            self.acknowledged.add(position)
 
 
 def kill_rounds(root: str, rounds: int, seed: int = 3) -> None:
-    chance, told, first = random.Random(seed), TaskResult(), 0
+    chance, reports, first = random.Random(seed), ChildReports(), 0
     for _ in range(rounds):
         with subprocess.Popen(
             [sys.executable, str(SCRIPT), root, str(first)], stdout=subprocess.PIPE, text=True
@@ -56,13 +56,13 @@ def kill_rounds(root: str, rounds: int, seed: int = 3) -> None:
             assert begun == "open\n"
             lines += child.stdout.read().split("\n")[:-1]
         for line in lines:
-            told.hear(line)
+            reports.hear(line)
         with open_store(root, settings=SETTINGS) as store:
-            first = check(store, told)
-    assert told.put
-    assert {name for name, _, _ in told.acknowledged} == {"work", "audit"}
+            first = check(store, reports)
+    assert reports.put
+    assert {name for name, _, _ in reports.acknowledged} == {"work", "audit"}
     with open_store(root, settings=SETTINGS) as store:
-        work_off(store, told)
+        work_off(store, reports)
 
 
 def messages_of(store: Store) -> dict[tuple[int, int], bytes]:
@@ -70,18 +70,18 @@ def messages_of(store: Store) -> dict[tuple[int, int], bytes]:
     return {(row["shard"], row["sequence"]): row["payload"] for row in rows}
 
 
-def check(store: Store, told: TaskResult) -> int:
+def check(store: Store, reports: ChildReports) -> int:
     """Every message that was told is there once, under a number that has no hole; results are there once, or not."""
     there = messages_of(store)
     numbers = [int(payload.split()[0]) for payload in there.values()]
     assert len(set(numbers)) == len(numbers), "a message is there twice"
-    assert told.put <= set(numbers)
+    assert reports.put <= set(numbers)
     for shard in range(SHARDS):
         sequences = [sequence for where, sequence in there if where == shard]
         assert sequences == list(range(1, len(sequences) + 1))
     results = dict(store.kv("results").scan())
     assert set(results.values()) <= {b"x"}
-    for name, shard, sequence in told.acknowledged:
+    for name, shard, sequence in reports.acknowledged:
         if name == "work":
             number = there[shard, sequence].split()[0]
             assert results[b"result " + number] == b"x"
@@ -92,22 +92,22 @@ def check(store: Store, told: TaskResult) -> int:
     return first
 
 
-def work_off(store: Store, told: TaskResult) -> None:
+def work_off(store: Store, reports: ChildReports) -> None:
     """What is left comes now, and then every message has come, and has one result."""
     there, queue = messages_of(store), store.queue("events")
     for name in ("work", "audit"):
         consumer = queue.consumer(name)
-        while found := consumer.get(100):
-            for message in found:
-                told.hear(f"got {name} {message.shard} {message.sequence}")
+        while messages := consumer.get(100):
+            for message in messages:
+                reports.hear(f"got {name} {message.shard} {message.sequence}")
                 assert message.payload == there[message.shard, message.sequence]
             if name == "work":
-                commit(store, consumer, found)
+                commit(store, consumer, messages)
             else:
-                consumer.ack(found)
+                consumer.ack(messages)
         assert consumer.lag == 0
-        unseen = {(name, *place) for place in there} - told.got
-        assert not {place for place in unseen if place not in told.acknowledged}, "never delivered"
+        unseen = {(name, *position) for position in there} - reports.got
+        assert not {position for position in unseen if position not in reports.acknowledged}, "never delivered"
     results = dict(store.kv("results").scan())
     assert results == {b"result " + payload.split()[0]: b"x" for payload in there.values()}
 

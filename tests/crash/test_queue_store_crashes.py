@@ -113,10 +113,10 @@ def test_a_roll_just_before_a_crash_replays_to_the_same_sequences() -> None:
     disk, clock = SimulatedDisk(), FakeClock()
     store = open_queues(disk, clock)
     queue = store.queue("a")
-    told = {}
+    payload_by_sequence = {}
     for number in range(9):
         where = queue.append(b"%d" % number * 600)
-        told[where.sequence] = b"%d" % number * 600
+        payload_by_sequence[where.sequence] = b"%d" % number * 600
     machine = machine_of(store, "a")
     assert machine.stored == 0
     assert machine.queue.stored_lsn > 0, "it rolled"
@@ -124,14 +124,14 @@ def test_a_roll_just_before_a_crash_replays_to_the_same_sequences() -> None:
         disk = disk.image().restore("strict")
         store = open_queues(disk, clock)
         machine = machine_of(store, "a")
-        assert {m.sequence: m.payload for m in store.queue("a").read()} == told
+        assert {m.sequence: m.payload for m in store.queue("a").read()} == payload_by_sequence
         assert machine.stored == 0
         where = store.queue("a").append(b"more" * 150)
-        assert where.sequence == len(told) + 1
-        told[where.sequence] = b"more" * 150
+        assert where.sequence == len(payload_by_sequence) + 1
+        payload_by_sequence[where.sequence] = b"more" * 150
     store.checkpoint()
     assert machine.stored > 0
-    assert payloads(open_queues(disk.image().restore("strict"), clock).queue("a")) == list(told.values())
+    assert payloads(open_queues(disk.image().restore("strict"), clock).queue("a")) == list(payload_by_sequence.values())
 
 
 # -- seeded bugs
@@ -155,8 +155,8 @@ def stored_before_the_files_are_synced(patch: Patch) -> None:
 def unlinked_before_the_manifest(patch: Patch) -> None:
     def hasty(self: FileChain, count: int) -> None:
         manifest = self._manifest
-        for place in range(count):
-            path = f"{self._folder}/{manifest.files[place].path}"
+        for index in range(count):
+            path = f"{self._folder}/{manifest.files[index].path}"
             self._fs.unlink(path)
             self._fs.fsync_dir(path.rpartition("/")[0])
         files = manifest.files.without_oldest(count)

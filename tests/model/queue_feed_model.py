@@ -12,17 +12,17 @@ Change = tuple[int, str, int, int, bytes | None]  # LSN, type, shard, sequence, 
 
 
 def queue_changes(table: QueueView, after: int | None = None) -> list[Change]:
-    found = table.changes(after=after).to_arrow()
-    assert found["shard"].to_pylist() == found["_shard"].to_pylist()
+    columns = table.changes(after=after).to_arrow()
+    assert columns["shard"].to_pylist() == columns["_shard"].to_pylist()
     names = ("_commit_version", "_change_type", "shard", "sequence", "payload")
-    return list(zip(*(found[name].to_pylist() for name in names), strict=True))
+    return list(zip(*(columns[name].to_pylist() for name in names), strict=True))
 
 
 def floors(table: QueueView) -> list[int]:
     """For each shard: the LSN up to which its feed was trimmed."""
     (bounds,) = table._reading.query(table._info, BOUNDS, b"")
-    found: list[int] = bounds.column("floor").to_pylist()
-    return found
+    lsns: list[int] = bounds.column("floor").to_pylist()
+    return lsns
 
 
 def follow_queue(rows: Rows, changes: list[Change], *, preimages: bool) -> Rows:
@@ -44,24 +44,24 @@ def follow_queue(rows: Rows, changes: list[Change], *, preimages: bool) -> Rows:
     return rows
 
 
-def kept_of(changes: list[Change], floors: list[int]) -> list[Change]:
+def above_floors(changes: list[Change], floors: list[int]) -> list[Change]:
     """The changes above the floor of their shard."""
     return [change for change in changes if change[0] > floors[change[2]]]
 
 
-def check_feed(table: Any, live: Rows, seen: list[Change], *, preimages: bool) -> list[Change]:
+def check_feed(table: Any, live: Rows, earlier: list[Change], *, preimages: bool) -> list[Change]:
     """Compare a feed with the messages, and with what an earlier reader has seen of it; return it."""
-    found, left = queue_changes(table), floors(table)
+    changes, left = queue_changes(table), floors(table)
     if not any(left):
-        assert follow_queue([{} for _ in live], found, preimages=preimages) == live
+        assert follow_queue([{} for _ in live], changes, preimages=preimages) == live
     else:  # some of it was trimmed: what is left must tell of every message since
-        inserted = {(shard, sequence): payload for _, kind, shard, sequence, payload in found if kind == "insert"}
-        deleted = {(shard, sequence) for _, kind, shard, sequence, _ in found if kind == "delete"}
+        inserted = {(shard, sequence): payload for _, kind, shard, sequence, payload in changes if kind == "insert"}
+        deleted = {(shard, sequence) for _, kind, shard, sequence, _ in changes if kind == "delete"}
         for shard, rows in enumerate(live):
             assert not deleted & {(shard, sequence) for sequence in rows}
             since = [payload for (of, sequence), payload in inserted.items() if of == shard and sequence in rows]
             newest = [rows[sequence] for sequence in sorted(rows)]
             assert newest[len(newest) - len(since) :] == since
-    before = kept_of(seen, left)
-    assert found[: len(before)] == before, f"a reader has seen {before}, and it is {found} now"
-    return found
+    before = above_floors(earlier, left)
+    assert changes[: len(before)] == before, f"a reader has seen {before}, and it is {changes} now"
+    return changes

@@ -35,25 +35,25 @@ def machine_of(store: Store, name: str, shard: int = 0) -> QueueMachine:
 
 def contents(table: QueueTable) -> list[dict[int, bytes]]:
     """For each shard, what can be read: payloads by sequence."""
-    found: list[dict[int, bytes]] = [{} for _ in range(table.shards)]
+    messages: list[dict[int, bytes]] = [{} for _ in range(table.shards)]
     for row in table.to_arrow().to_pylist():
-        found[row["shard"]][row["sequence"]] = row["payload"]
-    return found
+        messages[row["shard"]][row["sequence"]] = row["payload"]
+    return messages
 
 
 def payloads(table: QueueTable, shard: int = 0) -> list[bytes]:
     return list(contents(table)[shard].values())
 
 
-def build(fs: FileSystem, root: str, place: StagedFile, table: Any) -> StagedFile:
-    """What an executor does with a place."""
+def build(fs: FileSystem, root: str, staged: StagedFile, table: Any) -> StagedFile:
+    """What an executor does with a staged file."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_file(out, table.schema) as writer:
         writer.write_table(table)
-    file = fs.create(f"{root}/{place.file_name}")
+    file = fs.create(f"{root}/{staged.file_name}")
     file.pwrite(out.getvalue().to_pybytes(), 0)
     file.close()
-    return sealed(fs, root, place)
+    return sealed(fs, root, staged)
 
 
 def staged_table(*payloads: bytes, time_us: int = 0) -> Any:

@@ -19,7 +19,7 @@ class FeedQueueMachine(QueueMachineTest):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: dict[int, tuple[int, Rows, list[Change]]] = {}  # by table: an LSN, the messages at it, and the feed
+        self.feeds: dict[int, tuple[int, Rows, list[Change]]] = {}  # by table: an LSN, the messages at it, and the feed
 
     def _create(self, queue: str) -> None:
         options = penstock.ChangeOptions(preimages=queue == "a", age_s=None)
@@ -38,13 +38,13 @@ class FeedQueueMachine(QueueMachineTest):
             table, preimages = self.store.queue(queue), queue == "a"
             info = self.store._ledger.table(queue)
             assert info is not None
-            lsn, rows, seen = self.seen.get(info.table_id, (0, [{} for _ in range(SHARDS)], []))
+            lsn, rows, earlier = self.feeds.get(info.table_id, (0, [{} for _ in range(SHARDS)], []))
             with self.store.snapshot() as snapshot:
                 now = contents(snapshot.queue(queue))  # type: ignore[arg-type]
                 changes = queue_changes(snapshot.queue(queue), lsn)
                 assert follow_queue(rows, changes, preimages=preimages) == now
-                found = check_feed(table, now, seen, preimages=preimages)
-                self.seen[info.table_id] = snapshot.lsn, now, found
+                feed = check_feed(table, now, earlier, preimages=preimages)
+                self.feeds[info.table_id] = snapshot.lsn, now, feed
 
     def teardown(self) -> None:
         self.feed_follows()

@@ -68,9 +68,9 @@ class Model:
         self.done.update({(queue, name, shard): set() for name in CONSUMERS for shard in range(SHARDS)})
 
     def drop(self, queue: str) -> None:
-        self.shards = {key: kept for key, kept in self.shards.items() if key[0] != queue}
-        self.done = {key: kept for key, kept in self.done.items() if key[0] != queue}
-        self.counts = {key: kept for key, kept in self.counts.items() if key[0] != queue}
+        self.shards = {key: value for key, value in self.shards.items() if key[0] != queue}
+        self.done = {key: value for key, value in self.done.items() if key[0] != queue}
+        self.counts = {key: value for key, value in self.counts.items() if key[0] != queue}
 
 
 class QueueMachineTest(RuleBasedStateMachine):
@@ -80,7 +80,7 @@ class QueueMachineTest(RuleBasedStateMachine):
         super().__init__()
         self.disk, self.clock = SimulatedDisk(), FakeClock()
         self.model, self.durable = Model(), Model()
-        self.held: list[tuple[str, str, Any]] = []  # queue, consumer, message: what a consumer got and may use
+        self.deliveries: list[tuple[str, str, Any]] = []  # queue, consumer, message: what a consumer got and may use
         self.leases: dict[tuple[str, str, int, int], tuple[int, float]] = {}  # of each message: lease and its end
         self.snapshots: list[tuple[Any, dict[str, list[dict[int, bytes]]]]] = []
         self.count = self.seeks = 0
@@ -111,11 +111,11 @@ class QueueMachineTest(RuleBasedStateMachine):
         self.durable = copy.deepcopy(self.model)
 
     def _payloads(self, lengths: list[int]) -> list[bytes]:
-        found = []
+        payloads = []
         for length in lengths:
             self.count += 1
-            found.append(b"%d:" % self.count + b"x" * length)
-        return found
+            payloads.append(b"%d:" % self.count + b"x" * length)
+        return payloads
 
     def _add(self, queue: str, shard: int, payloads: list[bytes]) -> None:
         self.model.shards[queue, shard].messages += payloads
@@ -144,12 +144,12 @@ class QueueMachineTest(RuleBasedStateMachine):
     @rule(queue=queues, lengths=sizes, token=tokens)
     def put_with_token(self, queue: str, lengths: list[int], token: tuple[str, int]) -> None:
         payloads = self._payloads(lengths)
-        keys = [KEYS[place % SHARDS] for place in range(len(payloads))]
+        keys = [KEYS[index % SHARDS] for index in range(len(payloads))]
         self.store.queue(queue).put_many(payloads, keys=keys, token=token)
         if token not in self.model.tokens:
             self.model.tokens.add(token)
-            for place, payload in enumerate(payloads):
-                self._add(queue, place % SHARDS, [payload])
+            for index, payload in enumerate(payloads):
+                self._add(queue, index % SHARDS, [payload])
         self._flushed()
 
     @rule(lengths=sizes, token=st.none() | tokens, trim=st.none() | st.integers(1, 30))
@@ -180,9 +180,9 @@ class QueueMachineTest(RuleBasedStateMachine):
     @rule(queue=queues, shard=shards, lengths=sizes)
     def adopt(self, queue: str, shard: int, lengths: list[int]) -> None:
         payloads = self._payloads(lengths)
-        place = self.store.stage(queue, shard)[0]
+        staged = self.store.stage(queue, shard)[0]
         with self.store.batch() as batch:
-            batch.adopt(queue, [build(self.disk, "/store", place, staged_table(*payloads))], shard)
+            batch.adopt(queue, [build(self.disk, "/store", staged, staged_table(*payloads))], shard)
         self._add(queue, shard, payloads)
         self._flushed()
 
@@ -190,7 +190,7 @@ class QueueMachineTest(RuleBasedStateMachine):
     def drop_and_create(self, queue: str) -> None:
         self.store.drop(queue)
         self.model.drop(queue)
-        self.held = [held for held in self.held if held[0] != queue]
+        self.deliveries = [delivery for delivery in self.deliveries if delivery[0] != queue]
         self.leases = {key: lease for key, lease in self.leases.items() if key[0] != queue}
         self._create(queue)
 
@@ -198,19 +198,19 @@ class QueueMachineTest(RuleBasedStateMachine):
 
     def _free(self, queue: str, name: str) -> set[tuple[int, int]]:
         """What a consumer may get now: (shard, sequence)."""
-        now_s, found = self.clock.monotonic_s(), set()
+        now_s, free = self.clock.monotonic_s(), set()
         for shard in range(SHARDS):
             for sequence in self.durable.shards[queue, shard].live():
                 out = self.leases.get((queue, name, shard, sequence), (0, 0.0))[1] > now_s
                 if not out and sequence not in self.model.done[queue, name, shard]:
-                    found.add((shard, sequence))
-        return found
+                    free.add((shard, sequence))
+        return free
 
     @rule(queue=queues, name=names, count=st.integers(1, 6), acknowledge=st.integers(0, 63), with_result=st.booleans())
     def work(self, queue: str, name: str, count: int, acknowledge: int, with_result: bool) -> None:
         """Get messages, and acknowledge some of them."""
-        found = self._get(queue, name, count)
-        chosen = [message for place, message in enumerate(found) if acknowledge >> place & 1]
+        messages = self._get(queue, name, count)
+        chosen = [message for index, message in enumerate(messages) if acknowledge >> index & 1]
         if chosen:
             self._ack(queue, name, chosen, with_result)
 
@@ -220,38 +220,38 @@ class QueueMachineTest(RuleBasedStateMachine):
 
     def _get(self, queue: str, name: str, count: int) -> list[Any]:
         free = self._free(queue, name)
-        found = self.store.queue(queue).consumer(name, visibility_timeout_s=LEASE_S).get(count)
-        got = {(message.shard, message.sequence) for message in found}
-        assert len(got) == len(found), "a message twice in one answer"
+        messages = self.store.queue(queue).consumer(name, visibility_timeout_s=LEASE_S).get(count)
+        got = {(message.shard, message.sequence) for message in messages}
+        assert len(got) == len(messages), "a message twice in one answer"
         assert got <= free, f"delivered though it is out or acknowledged: {got - free}"
-        assert len(found) == min(count, len(free)), "there were more"
-        for message in found:
+        assert len(messages) == min(count, len(free)), "there were more"
+        for message in messages:
             key = (queue, name, message.shard, message.sequence)
             assert message.payload == self.durable.shards[queue, message.shard].messages[message.sequence - 1]
             self.model.counts[key] = self.model.counts.get(key, 0) + 1
             assert message.deliveries == self.model.counts[key]
             self.leases[key] = (message.lease, self.clock.monotonic_s() + LEASE_S)
-            self.held.append((queue, name, message))
-        for name_shard in {message.shard for message in found}:
-            order = [message.sequence for message in found if message.shard == name_shard]
+            self.deliveries.append((queue, name, message))
+        for name_shard in {message.shard for message in messages}:
+            order = [message.sequence for message in messages if message.shard == name_shard]
             assert order == sorted(order)
-        return found
+        return messages
 
     def _holds(self, queue: str, name: str, message: Any) -> bool:
         lease, until_s = self.leases.get((queue, name, message.shard, message.sequence), (0, 0.0))
         acknowledged = message.sequence in self.model.done[queue, name, message.shard]
         return lease == message.lease and until_s > self.clock.monotonic_s() and not acknowledged
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.deliveries)
     @rule(data=st.data(), with_result=st.booleans())
     def ack(self, data: Any, with_result: bool) -> None:
-        queue, name, _ = data.draw(st.sampled_from(self.held))
-        mine = [held for held in self.held if held[:2] == (queue, name)]
-        chosen = [held[2] for held in data.draw(st.lists(st.sampled_from(mine), min_size=1, max_size=4))]
+        queue, name, _ = data.draw(st.sampled_from(self.deliveries))
+        mine = [delivery for delivery in self.deliveries if delivery[:2] == (queue, name)]
+        chosen = [delivery[2] for delivery in data.draw(st.lists(st.sampled_from(mine), min_size=1, max_size=4))]
         self._ack(queue, name, chosen, with_result)
 
     def _ack(self, queue: str, name: str, chosen: list[Any], with_result: bool) -> None:
-        once = len(set(map(_place, chosen))) == len(chosen)
+        once = len(set(map(_position, chosen))) == len(chosen)
         fits = once and all(self._holds(queue, name, message) for message in chosen)
         trimmed = any(message.sequence < self.durable.shards[queue, message.shard].floor for message in chosen)
         consumer, happened = self.store.queue(queue).consumer(name), True
@@ -283,10 +283,10 @@ class QueueMachineTest(RuleBasedStateMachine):
         """Of one message, until a seek lets it come again."""
         return f"{queue} {name} {self.seeks} {message.shard} {message.sequence} {message.payload[:8]!r}".encode()
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.deliveries)
     @rule(data=st.data(), delay_s=st.sampled_from([0.0, 3.0]))
     def nack(self, data: Any, delay_s: float) -> None:
-        queue, name, message = data.draw(st.sampled_from(self.held))
+        queue, name, message = data.draw(st.sampled_from(self.deliveries))
         holds = self._holds(queue, name, message)
         self.store.queue(queue).consumer(name).nack(message, delay_s=delay_s)
         if holds:
@@ -298,8 +298,10 @@ class QueueMachineTest(RuleBasedStateMachine):
         self.store.queue(queue).consumer(name).seek(to)
         self.seeks += 1
         for shard in range(SHARDS):
-            kept = self.model.shards[queue, shard]
-            self.model.done[queue, name, shard] = set(range(1, kept.floor if to == "earliest" else kept.next))
+            model_shard = self.model.shards[queue, shard]
+            self.model.done[queue, name, shard] = set(
+                range(1, model_shard.floor if to == "earliest" else model_shard.next)
+            )
         self.leases = {key: lease for key, lease in self.leases.items() if key[:2] != (queue, name)}
         self.model.counts = {key: count for key, count in self.model.counts.items() if key[:2] != (queue, name)}
         self._flushed()
@@ -371,14 +373,16 @@ class QueueMachineTest(RuleBasedStateMachine):
         for queue, live in self._expected().items():
             table = self.store.queue(queue)
             assert contents(table) == live
-            kept = [self.durable.shards[queue, shard] for shard in range(SHARDS)]
-            assert [(bounds.first, bounds.next) for bounds in table.bounds()] == [(s.floor, s.next) for s in kept]
+            model_shards = [self.durable.shards[queue, shard] for shard in range(SHARDS)]
+            assert [(bounds.first, bounds.next) for bounds in table.bounds()] == [
+                (s.floor, s.next) for s in model_shards
+            ]
             for name in CONSUMERS:
                 done = [self.model.done[queue, name, shard] for shard in range(SHARDS)]
                 lag = sum(1 for shard in range(SHARDS) for number in live[shard] if number not in done[shard])
                 assert table.consumer(name).lag == lag
                 for shard, floor in table.consumer(name).position.items():
-                    expected = kept[shard].floor
+                    expected = model_shards[shard].floor
                     while expected in done[shard]:
                         expected += 1
                     assert floor == expected
@@ -398,16 +402,16 @@ class QueueMachineTest(RuleBasedStateMachine):
         for queue in QUEUES:
             for name in CONSUMERS:
                 expected, consumer = self._free(queue, name), self.store.queue(queue).consumer(name)
-                seen: set[tuple[int, int]] = set()
-                while found := consumer.get(7):
-                    assert not seen & set(map(_place, found))
-                    seen |= set(map(_place, found))
-                    consumer.ack(found)
-                assert seen == expected
+                positions: set[tuple[int, int]] = set()
+                while messages := consumer.get(7):
+                    assert not positions & set(map(_position, messages))
+                    positions |= set(map(_position, messages))
+                    consumer.ack(messages)
+                assert positions == expected
                 assert consumer.lag == 0
 
 
-def _place(message: Any) -> tuple[int, int]:
+def _position(message: Any) -> tuple[int, int]:
     return message.shard, message.sequence
 
 

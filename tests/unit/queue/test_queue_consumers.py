@@ -1,4 +1,4 @@
-"""Consumers of a queue: leases, redelivery, dead letters, places, windows, waiting; streams beside them."""
+"""Consumers of a queue: leases, redelivery, dead letters, positions, windows, waiting; streams beside them."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_a_message_is_out_until_it_comes_back(queue: QueueTable, clock: FakeCloc
 def test_acknowledged_messages_never_come_again(disk: SimulatedDisk, queue: QueueTable, clock: FakeClock) -> None:
     fill(queue, 6)
     consumer = queue.consumer("c", visibility_timeout_s=1)
-    found = consumer.get()
-    consumer.ack(found[1])
-    consumer.ack([found[3], found[4]])
+    messages = consumer.get()
+    consumer.ack(messages[1])
+    consumer.ack([messages[3], messages[4]])
     consumer.ack([])
     clock.advance(2)
     assert numbers(consumer.get()) == [1, 3, 6]
@@ -184,24 +184,24 @@ def test_a_consumer_is_not_seen_before_the_opening(disk: SimulatedDisk, queue: Q
 def test_a_lease_can_be_lost(disk: SimulatedDisk, queue: QueueTable, clock: FakeClock) -> None:
     fill(queue, 4)
     consumer = queue.consumer("c", visibility_timeout_s=10)
-    found = consumer.get()
+    messages = consumer.get()
 
     def lost(act: Callable[[], object]) -> None:
         with pytest.raises(LeaseLost):
             act()
 
-    consumer.ack(found[0])
-    lost(lambda: consumer.ack(found[0]))  # a second time
-    lost(lambda: consumer.ack([found[1], found[1]]))  # twice at once
-    lost(lambda: consumer.ack([found[1], found[0]]))  # one of them: none is acknowledged
-    lost(lambda: queue.consumer("other").ack(found[1]))  # by somebody else
-    consumer.nack(found[3])
-    lost(lambda: consumer.ack(found[3]))  # it was given back
+    consumer.ack(messages[0])
+    lost(lambda: consumer.ack(messages[0]))  # a second time
+    lost(lambda: consumer.ack([messages[1], messages[1]]))  # twice at once
+    lost(lambda: consumer.ack([messages[1], messages[0]]))  # one of them: none is acknowledged
+    lost(lambda: queue.consumer("other").ack(messages[1]))  # by somebody else
+    consumer.nack(messages[3])
+    lost(lambda: consumer.ack(messages[3]))  # it was given back
     clock.advance(10)
-    lost(lambda: consumer.ack(found[1]))  # too late, though nobody else has it
+    lost(lambda: consumer.ack(messages[1]))  # too late, though nobody else has it
     fresh = consumer.get()
     assert numbers(fresh) == [2, 3, 4]
-    lost(lambda: consumer.ack(found[1]))  # somebody else has it
+    lost(lambda: consumer.ack(messages[1]))  # somebody else has it
     consumer.ack(fresh[0])
     again = open_queues(disk.image().restore("strict"), clock)
     reopened = again.queue("events").consumer("c")
@@ -223,22 +223,22 @@ def test_a_message_of_another_queue_is_never_acknowledged_in_this_one(store: Sto
     for another in (again, other):
         fill(another, 1)
         worker = another.consumer("worker")
-        held = worker.get(1)
+        messages = worker.get(1)
         with pytest.raises(LeaseLost):
             worker.ack(old)
         assert (worker.nack(old), worker.lag) == (0, 1)
-        worker.ack(held)
+        worker.ack(messages)
 
 
 def test_an_ack_needs_the_message_not_to_be_acknowledged_when_it_is_judged(store: Store, queue: QueueTable) -> None:
     """Both were admitted: the ledger has the last word."""
     fill(queue, 2)
     consumer = queue.consumer("c")
-    found = consumer.get()
+    messages = consumer.get()
     keys = store.kv("keys")
     one, two = store.batch(), store.batch()
-    consumer.ack(found, batch=one)
-    consumer.ack(found[1], batch=two)
+    consumer.ack(messages, batch=one)
+    consumer.ack(messages[1], batch=two)
     for batch, value in ((one, b"one"), (two, b"two")):
         batch.kv("keys").put(b"result", value)
     groups = [one._group(), two._group()]
@@ -254,27 +254,27 @@ def test_ack_and_result_are_one(store: Store, queue: QueueTable, clock: FakeCloc
     fill(queue, 3)
     results = store.kv("results")
     consumer = queue.consumer("c", visibility_timeout_s=10)
-    found = consumer.get()
+    messages = consumer.get()
     with store.batch() as batch:
         batch.kv("results").put(b"1", b"done")
-        consumer.ack(found[0], batch=batch)
+        consumer.ack(messages[0], batch=batch)
     assert results[b"1"] == b"done"
     assert consumer.position == {0: 2}
     with pytest.raises(RuntimeError), store.batch() as batch:
-        consumer.ack(found[1], batch=batch)
+        consumer.ack(messages[1], batch=batch)
         raise RuntimeError
     clock.advance(10)
     with pytest.raises(LeaseLost), store.batch() as batch:
         batch.kv("results").put(b"2", b"late")
         batch.queue("events").put(b"late")
-        consumer.ack(found[1], batch=batch)
+        consumer.ack(messages[1], batch=batch)
     assert results.get(b"2") is None
     assert queue.statistics().messages == 3
     fresh = consumer.get()
     with pytest.raises(LeaseLost), store.batch() as batch:  # one lost lease is enough
         batch.kv("results").put(b"2", b"late")
         consumer.ack(fresh[0], batch=batch)
-        consumer.ack(found[2], batch=batch)
+        consumer.ack(messages[2], batch=batch)
     assert results.get(b"2") is None
     assert numbers(fresh) == [2, 3]
     with store.batch() as batch:
@@ -291,11 +291,11 @@ def test_a_batch_that_is_repeated_by_its_token_is_a_duplicate_though_its_lease_i
     fill(queue, 1)
     store.kv("results")
     consumer = queue.consumer("c", visibility_timeout_s=10)
-    found = consumer.get()
+    messages = consumer.get()
     for expected in (False, True, True):
         with store.batch(token=("worker", 1)) as batch:
             batch.kv("results").merge(b"n", b"x", operator="append")
-            consumer.ack(found, batch=batch)
+            consumer.ack(messages, batch=batch)
         assert batch.duplicate is expected
         clock.advance(10)
     assert store.kv("results")[b"n"] == b"x"
@@ -320,17 +320,17 @@ def test_nack_does_not_count_what_is_acknowledged(queue: QueueTable) -> None:
 def test_nack(queue: QueueTable, clock: FakeClock) -> None:
     fill(queue, 3)
     consumer = queue.consumer("c", visibility_timeout_s=100)
-    found = consumer.get()
-    assert consumer.nack(found[0]) == 1
-    assert consumer.nack(found[1], delay_s=30) == 1
-    assert consumer.nack(found[:2]) == 0, "they were given back already"
+    messages = consumer.get()
+    assert consumer.nack(messages[0]) == 1
+    assert consumer.nack(messages[1], delay_s=30) == 1
+    assert consumer.nack(messages[:2]) == 0, "they were given back already"
     assert [(message.sequence, message.deliveries) for message in consumer.get()] == [(1, 2)]
     clock.advance(29)
     assert consumer.get() == []
     clock.advance(1)
     assert [(message.sequence, message.deliveries) for message in consumer.get()] == [(2, 2)]
     clock.advance(100)
-    assert consumer.nack(found[2]) == 0, "its time was over"
+    assert consumer.nack(messages[2]) == 0, "its time was over"
 
 
 def test_deliveries_are_counted_across_restarts(disk: SimulatedDisk, queue: QueueTable, clock: FakeClock) -> None:
@@ -349,9 +349,9 @@ def test_counts_end_somewhere(queue: QueueTable) -> None:
     fill(queue, 1)
     consumer = queue.consumer("c")
     for _ in range(300):
-        found = consumer.get()
-        consumer.nack(found)
-    assert found[0].deliveries == 255
+        messages = consumer.get()
+        consumer.nack(messages)
+    assert messages[0].deliveries == 255
 
 
 def test_dead_letters(store: Store, queue: QueueTable, clock: FakeClock) -> None:
@@ -361,11 +361,11 @@ def test_dead_letters(store: Store, queue: QueueTable, clock: FakeClock) -> None
     queue.put(b"ugly", time=7, durable=True)
     consumer = queue.consumer("c", visibility_timeout_s=1, deliveries_max=2, dead_letter="dead")
     for _ in range(2):
-        found = consumer.get()
-        assert numbers(found) == [1, 2, 3]
+        messages = consumer.get()
+        assert numbers(messages) == [1, 2, 3]
         clock.advance(1)
-    held = consumer.get(1)
-    assert held == [], "what was asked for was spent"
+    rest = consumer.get(1)
+    assert rest == [], "what was asked for was spent"
     consumer = queue.consumer("c", visibility_timeout_s=1, deliveries_max=2, dead_letter="dead")
     assert consumer.get() == []
     found_dead = sorted(row["payload"] for row in dead.to_arrow().to_pylist())
@@ -392,9 +392,9 @@ def test_a_dead_letter_and_its_acknowledgement_are_one(disk: SimulatedDisk, cloc
     outcomes = set()
     for image in [*disk.images, disk.image()]:
         after = open_queues(image.restore("strict"), clock)
-        found = numbers(after.queue("events").consumer("c").get())
+        sequences = numbers(after.queue("events").consumer("c").get())
         buried = payloads(after.queue("dead"))
-        assert (buried, found) in ([[], [1, 2]], [[b"1"], [2]], ([], [1, 2]), ([b"1"], [2]))
+        assert (buried, sequences) in ([[], [1, 2]], [[b"1"], [2]], ([], [1, 2]), ([b"1"], [2]))
         outcomes.add(bool(buried))
         after.close()
     assert outcomes == {False, True}
@@ -450,10 +450,10 @@ def test_one_name_shares_and_other_names_see_all(store: Store) -> None:
     queue = store.queue("events", shards=3)
     queue.put_many([b"%d" % n for n in range(30)], keys=[b"%d" % n for n in range(30)], durable=True)
     a, b, other = queue.consumer("c"), queue.consumer("c"), queue.consumer("other")
-    seen: list[bytes] = []
-    while found := [*a.get(3), *b.get(4)]:
-        seen += [message.payload for message in found]
-    assert sorted(seen) == sorted(b"%d" % n for n in range(30))
+    deliveries: list[bytes] = []
+    while messages := [*a.get(3), *b.get(4)]:
+        deliveries += [message.payload for message in messages]
+    assert sorted(deliveries) == sorted(b"%d" % n for n in range(30))
     assert len(other.get(1_000)) == 30
 
 
@@ -463,10 +463,10 @@ def test_no_shard_is_starved(store: Store) -> None:
     for _ in range(10):
         queue.put_many([b"a", b"b"], keys=names, durable=True)
     one, two = queue.consumer("one"), queue.consumer("two")
-    seen: dict[str, set[int]] = {"one": set(), "two": set()}
+    shards: dict[str, set[int]] = {"one": set(), "two": set()}
     for consumer in (one, two, one, two):
-        seen[consumer.name] |= {message.shard for message in consumer.get(1)}
-    assert seen == {"one": {0, 1}, "two": {0, 1}}
+        shards[consumer.name] |= {message.shard for message in consumer.get(1)}
+    assert shards == {"one": {0, 1}, "two": {0, 1}}
 
 
 def test_get_costs_no_fsync(disk: SimulatedDisk, queue: QueueTable) -> None:
@@ -485,13 +485,13 @@ def test_get_costs_no_fsync(disk: SimulatedDisk, queue: QueueTable) -> None:
 def test_get_never_leases_past_the_window(store: Store, queue: QueueTable) -> None:
     fill(queue, WINDOW + 50)
     consumer = queue.consumer("c")
-    found = consumer.get(WINDOW + 50)
-    assert len(found) == WINDOW
+    messages = consumer.get(WINDOW + 50)
+    assert len(messages) == WINDOW
     assert consumer.get() == []
-    consumer.ack(found[1:])  # all but the first: the window does not move
+    consumer.ack(messages[1:])  # all but the first: the window does not move
     assert consumer.get() == []
     assert consumer.lag == 51
-    consumer.ack(found[0])
+    consumer.ack(messages[0])
     assert numbers(consumer.get(100)) == list(range(WINDOW + 1, WINDOW + 51))
 
 
@@ -500,10 +500,10 @@ def test_a_waiting_consumer_is_woken_when_acknowledgements_make_room(tmp_path: P
         queue = store.queue("events")
         fill(queue, WINDOW + 1)
         consumer = queue.consumer("c", visibility_timeout_s=3_600)
-        found = consumer.get(WINDOW)
+        messages = consumer.get(WINDOW)
         waiting = Waiter(lambda: queue.consumer("c").get(10, timeout_s=200))
         wait_for_waiters(store, "events", 1)
-        consumer.ack(found)
+        consumer.ack(messages)
         assert numbers(waiting.result()) == [WINDOW + 1]
 
 
@@ -520,12 +520,12 @@ def test_a_consumer_goes_on_where_a_trim_left_messages(
     for consumer in (behind, new):
         assert consumer.lag == 3 * WINDOW + 10 - trimmed
         assert consumer.position == {0: trimmed + 1}
-        seen: list[int] = []
-        while found := consumer.get(1_000):
-            seen += numbers(found)
-            consumer.ack(found[1:])
-            consumer.ack(found[0])
-        assert seen == list(range(trimmed + 1, 3 * WINDOW + 11))
+        deliveries: list[int] = []
+        while messages := consumer.get(1_000):
+            deliveries += numbers(messages)
+            consumer.ack(messages[1:])
+            consumer.ack(messages[0])
+        assert deliveries == list(range(trimmed + 1, 3 * WINDOW + 11))
         assert consumer.lag == 0
     with pytest.raises(LeaseLost):
         behind.ack(stale[1])
@@ -537,15 +537,15 @@ def test_a_consumer_goes_on_where_a_trim_left_messages(
 def test_what_is_acknowledged_above_a_trim_stays_so(queue: QueueTable, clock: FakeClock) -> None:
     fill(queue, 20)
     consumer = queue.consumer("c", visibility_timeout_s=1)
-    found = consumer.get()
-    consumer.ack([found[9], found[10], found[15]])  # 10, 11, 16
+    messages = consumer.get()
+    consumer.ack([messages[9], messages[10], messages[15]])  # 10, 11, 16
     queue.trim(10, durable=True)
     clock.advance(2)
     assert consumer.position == {0: 12}
     assert numbers(consumer.get()) == [12, 13, 14, 15, 17, 18, 19, 20]
 
 
-# -- places
+# -- positions
 
 
 def test_seek(queue: QueueTable) -> None:
@@ -572,21 +572,21 @@ def test_a_seek_takes_leases_away(queue: QueueTable) -> None:
     fill(queue, 10)
     consumer = queue.consumer("c")
     consumer.ack(consumer.get(5))
-    held = consumer.get(2)  # 6, 7
+    messages = consumer.get(2)  # 6, 7
     consumer.seek(2)
     assert numbers(consumer.get()) == list(range(2, 11))
     with pytest.raises(LeaseLost):
-        consumer.ack(held[0])
+        consumer.ack(messages[0])
     consumer.seek(9)
     with pytest.raises(LeaseLost):
-        consumer.ack(held[1])
+        consumer.ack(messages[1])
 
 
 def test_new_and_forgotten_consumers(store: Store) -> None:
     queue = store.queue("events", shards=2)
     queue.put_many([b"a", b"b", b"c"], keys=[b"1", b"1", b"2"], durable=True)
     consumer = queue.consumer("c")
-    assert {place.mode for place in consumer.positions()} == {"new"}
+    assert {position.mode for position in consumer.positions()} == {"new"}
     assert consumer.lag == 3
     consumer.ack(consumer.get())
     assert consumer.lag == 0
@@ -682,10 +682,10 @@ def test_a_waiting_consumer_is_woken_by_a_message(real: Store) -> None:
 def test_a_waiting_consumer_is_woken_by_a_message_that_comes_back(real: Store) -> None:
     queue = real.queue("events")
     fill(queue, 1)
-    held = queue.consumer("c", visibility_timeout_s=3_600).get()
+    messages = queue.consumer("c", visibility_timeout_s=3_600).get()
     waiter = Waiter(lambda: queue.consumer("c").get(1, timeout_s=200))
     wait_for_waiters(real, "events", 1)
-    queue.consumer("c").nack(held)
+    queue.consumer("c").nack(messages)
     assert [message.deliveries for message in waiter.result()] == [2]
 
 
@@ -694,14 +694,14 @@ def test_a_waiting_consumer_is_woken_by_a_lapse(real: Store) -> None:
     queue = real.queue("events")
     fill(queue, 1)
     long = queue.consumer("c", visibility_timeout_s=3_600)
-    held = long.get()
+    messages = long.get()
     waiter = Waiter(lambda: queue.consumer("c").get(1, timeout_s=19))
     wait_for_waiters(real, "events", 1)
     info = real._ledger.table("events")
     assert info is not None
     deliveries = real._port._service(info)._deliveries  # type: ignore[union-attr]
     with deliveries._changed:  # it must not be the waiter who takes it
-        deliveries._leases.release("c", [(0, 1, held[0].lease)], deliveries._row, real._clock.monotonic_s(), 0.0)
+        deliveries._leases.release("c", [(0, 1, messages[0].lease)], deliveries._row, real._clock.monotonic_s(), 0.0)
         deliveries._claim(_call(queue.consumer("c", visibility_timeout_s=0.05)), real._clock.monotonic_s())
     assert [message.deliveries for message in waiter.result()] == [3]
 
@@ -752,13 +752,13 @@ def test_a_waiting_consumer_hears_the_end(tmp_path: Path, act: str, error: type[
 def test_iteration(real: Store) -> None:
     queue = real.queue("events")
     fill(queue, 3)
-    consumer, seen = queue.consumer("c"), list[bytes]()
+    consumer, deliveries = queue.consumer("c"), list[bytes]()
     for message in consumer:
-        seen.append(message.payload)
+        deliveries.append(message.payload)
         consumer.ack(message)
-        if len(seen) == 2:
+        if len(deliveries) == 2:
             break
-    assert seen == [b"1", b"2"]
+    assert deliveries == [b"1", b"2"]
     assert numbers(consumer.get()) == [3], "it was left to others"
 
 
@@ -772,12 +772,12 @@ def test_many_threads_share_the_work(real: Store) -> None:
         try:
             consumer = queue.consumer("c")
             while not done.is_set():
-                found = consumer.get(7, timeout_s=0.2)
-                if found:
+                messages = consumer.get(7, timeout_s=0.2)
+                if messages:
                     with real.batch() as batch:
-                        for message in found:
+                        for message in messages:
                             batch.kv("results").merge(message.payload, b"x", operator="append")
-                        consumer.ack(found, batch=batch)
+                        consumer.ack(messages, batch=batch)
         except BaseException as error:
             errors.append(error)
 
@@ -856,7 +856,7 @@ def test_one_name_is_used_in_one_way(store: Store) -> None:
     names = [next(b"%d" % n for n in range(99) if shard_of(b"%d" % n, 2) == shard) for shard in (0, 1)]
     queue.put_many([b"a"], keys=[names[0]], durable=True)
     leased = queue.consumer("leased")
-    held = leased.get()
+    messages = leased.get()
     store.flush()
     for ranges in ([(0, 1, 2)], [(1, 1, 2)], [(0, 1, 2), (1, 1, 2)]):
         with pytest.raises(KindMismatch):
@@ -864,13 +864,13 @@ def test_one_name_is_used_in_one_way(store: Store) -> None:
     move(store, "streamed", [(0, 1, 2)], b"ok")
     queue.put_many([b"b"], keys=[names[1]], durable=True)
     streamed = queue.consumer("streamed")
-    for use in (streamed.get, lambda: streamed.seek("earliest"), lambda: streamed.ack(held)):
+    for use in (streamed.get, lambda: streamed.seek("earliest"), lambda: streamed.ack(messages)):
         with pytest.raises(KindMismatch):
             use()
     assert streamed.position == {0: 2, 1: 1}
     streamed.forget()
     assert len(streamed.get()) == 2
-    leased.ack(held)
+    leased.ack(messages)
     assert store.kv("results")[b"log"] == b"ok"
 
 
@@ -883,7 +883,7 @@ class Rows:
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
 
-    def judge(self, name: str, asked: Any) -> Verdict:
+    def judge(self, name: str, request: Any) -> Verdict:
         changed = dict(self.rows)
 
         def put(key: bytes, value: bytes | None) -> None:
@@ -892,12 +892,12 @@ class Rows:
             else:
                 changed[key] = value
 
-        verdict = CONDITIONS[name](argument(7, asked), changed.get, put)
+        verdict = CONDITIONS[name](argument(7, request), changed.get, put)
         if verdict is Verdict.ACCEPTED:
             self.rows = changed
         return verdict
 
-    def place(self, shard: int) -> ConsumerRow | None:
+    def row(self, shard: int) -> ConsumerRow | None:
         return read_row(self.rows.get, 7, shard, "c")
 
 
@@ -916,12 +916,12 @@ def test_places_against_a_set(history: list[Any]) -> None:
     rows, acknowledged, floor, counts = Rows(), set[int](), 1, dict[int, int]()
     for word, *values in history:
         if word == "ack":
-            wanted = values[0]
-            fits = all(floor <= s < floor + WINDOW and s not in acknowledged for s in wanted)
-            fits = fits and len(set(wanted)) == len(wanted)
-            verdict = rows.judge("queue.ack", Ack("c", [(0, [(n, n + 1) for n in wanted])]))
+            messages = values[0]
+            fits = all(floor <= s < floor + WINDOW and s not in acknowledged for s in messages)
+            fits = fits and len(set(messages)) == len(messages)
+            verdict = rows.judge("queue.ack", Ack("c", [(0, [(n, n + 1) for n in messages])]))
             assert verdict is (Verdict.ACCEPTED if fits else Verdict.REFUSED)
-            acknowledged |= set(wanted) if fits else set()
+            acknowledged |= set(messages) if fits else set()
         elif word == "deliver":
             floor = max(floor, values[0])
             assert (
@@ -939,29 +939,29 @@ def test_places_against_a_set(history: list[Any]) -> None:
             floor, acknowledged, counts = 1, set(), {}
         while floor in acknowledged:
             floor += 1
-        place = rows.place(0) or ConsumerRow("leased")
-        assert place.floor == floor
-        flags, found = place.flags(), place.counts()
+        row = rows.row(0) or ConsumerRow("leased")
+        assert row.floor == floor
+        flags, delivery_counts = row.flags(), row.counts()
         assert {floor + int(i) for i in flags.nonzero()[0]} == {s for s in acknowledged if s >= floor}
         for sequence in range(floor, 45):
-            assert found[sequence - floor] == counts.get(sequence, 0)
+            assert delivery_counts[sequence - floor] == counts.get(sequence, 0)
 
 
 @given(st.lists(st.integers(1, 30), unique=True))
 def test_runs(sequences: list[int]) -> None:
-    found = runs(sorted(sequences))
-    assert [n for low, high in found for n in range(low, high)] == sorted(sequences)
-    assert all(high < low for (_, high), (low, _) in pairwise(found))
+    ranges = runs(sorted(sequences))
+    assert [n for low, high in ranges for n in range(low, high)] == sorted(sequences)
+    assert all(high < low for (_, high), (low, _) in pairwise(ranges))
 
 
 def test_messages_in_any_order_are_acknowledged(store: Store, clock: FakeClock) -> None:
     queue = store.queue("events", shards=2)
     queue.put_many([b"%d" % n for n in range(20)], keys=[b"%d" % n for n in range(20)], durable=True)
     consumer = queue.consumer("c", visibility_timeout_s=5)
-    found = [*consumer.get(3), *consumer.get(9), *consumer.get(8)]
-    chosen = [found[place] for place in (19, 3, 4, 5, 0, 11, 10, 7)]
+    messages = [*consumer.get(3), *consumer.get(9), *consumer.get(8)]
+    chosen = [messages[index] for index in (19, 3, 4, 5, 0, 11, 10, 7)]
     consumer.ack(chosen)
-    left = {(message.shard, message.sequence) for message in found if message not in chosen}
+    left = {(message.shard, message.sequence) for message in messages if message not in chosen}
     clock.advance(5)
     assert {(message.shard, message.sequence) for message in consumer.get()} == left
     assert consumer.lag == 12
@@ -971,13 +971,13 @@ def test_a_window_is_kept_exactly() -> None:
     rows = Rows()
     assert rows.judge("queue.ack", Ack("c", [(0, [(WINDOW + 1, WINDOW + 2)])])) is Verdict.REFUSED
     assert rows.judge("queue.ack", Ack("c", [(0, [(2, WINDOW + 1)])])) is Verdict.ACCEPTED
-    place = rows.place(0)
-    assert place is not None
-    assert place.floor == 1
+    row = rows.row(0)
+    assert row is not None
+    assert row.floor == 1
     assert rows.judge("queue.ack", Ack("c", [(0, [(1, 2)])])) is Verdict.ACCEPTED
-    assert rows.place(0) == ConsumerRow("leased", WINDOW + 1)
+    assert rows.row(0) == ConsumerRow("leased", WINDOW + 1)
     assert rows.judge("queue.ack", Ack("c", [(0, [(5, 6)]), (1, [(1, 2)])])) is Verdict.REFUSED
-    assert rows.place(1) is None, "a refused group leaves nothing"
+    assert rows.row(1) is None, "a refused group leaves nothing"
 
 
 def test_contents_are_left_alone_by_consumers(queue: QueueTable) -> None:
@@ -994,10 +994,10 @@ def test_a_look_at_what_is_out_changes_nothing(store: Store, queue: QueueTable) 
     queue.trim(11, durable=True)
     consumer = queue.consumer("c")
     assert not store._port.has_leases()
-    found = consumer.get(3)
+    messages = consumer.get(3)
     assert store._port.has_leases()
     assert numbers(consumer.get(3)) == [14, 15, 16], "the first three are still out"
-    consumer.ack(found)
+    consumer.ack(messages)
     assert store._port.has_leases()
     consumer.seek("latest")
     assert not store._port.has_leases()

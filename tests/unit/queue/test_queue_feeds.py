@@ -39,9 +39,9 @@ def test_embedded_connected_in_a_snapshot_and_after_reopening(path: Path) -> Non
             assert client.queue("orders").changes().to_arrow().equals(orders.changes().to_arrow())
             until = later["_commit_version"][0].as_py()
             assert orders.changes(after=snapshot.lsn, until=until).to_arrow().num_rows == 2
-            made = client.queue("made", changes=True)
-            made.put(b"x", durable=True)
-            assert [one[1:] for one in queue_changes(made)] == [("insert", 0, 1, b"x")]
+            events = client.queue("made", changes=True)
+            events.put(b"x", durable=True)
+            assert [one[1:] for one in queue_changes(events)] == [("insert", 0, 1, b"x")]
         before = orders.changes().to_arrow()
     with penstock.open(str(path)) as store:
         orders = store.queue("orders", changes=True)
@@ -74,17 +74,17 @@ def test_the_feed_has_a_retention_of_its_own() -> None:
     with open_queues(disk, clock) as store:
         old = store.queue("old", changes=penstock.ChangeOptions(age_s=100))
         small = store.queue("small", changes=penstock.ChangeOptions(age_s=None, bytes_max=2_000))
-        kept = store.queue("kept", changes=penstock.ChangeOptions(age_s=None, preimages=True))
+        unlimited = store.queue("kept", changes=penstock.ChangeOptions(age_s=None, preimages=True))
         for number in range(20):
-            for queue in (old, small, kept):
+            for queue in (old, small, unlimited):
                 queue.put(b"%d" % number + b"x" * 300, durable=True)
             clock.advance(10)
-        for queue in (old, kept):
+        for queue in (old, unlimited):
             queue.trim(20, durable=True)
         take_in_expired(store)
         for name in ("old", "small", "kept"):
             machine_of(store, name).drop_files()
-        assert [change[1] for change in queue_changes(kept)] == ["insert"] * 20 + ["delete"] * 19
+        assert [change[1] for change in queue_changes(unlimited)] == ["insert"] * 20 + ["delete"] * 19
         inserts = [change for change in queue_changes(old) if change[1] == "insert"]
         assert 9 <= len(inserts) <= 11
         assert len(queue_changes(old)) == len(inserts) + 19

@@ -73,8 +73,8 @@ def test_the_bytes_of_a_trim_are_those_of_the_format_page() -> None:
     trim = struct.pack("<QqIHH", 6, TIME_US + 1, 0, 0, 0) + struct.pack("<QQ", 1, 3)
     expected = record(SALT, 18, 3, 0, trim)
     assert expected in file.pread(file.size(), 0)
-    (_, found), (_, last) = queue.changes(1)
-    assert (found.kind, last.kind, decode_trim(last)) == (16, 18, (1, 3))
+    (_, first), (_, last) = queue.changes(1)
+    assert (first.kind, last.kind, decode_trim(last)) == (16, 18, (1, 3))
     assert [batch.first for batch in queue.read(1)] == [1]
 
 
@@ -139,10 +139,10 @@ def test_the_golden_file_is_read() -> None:
     disk.create("/q/manifest.1").pwrite(manifest, 0)
     disk.create("/q/manifest.current").pwrite(b"\x01", 0)
     queue = PersistentQueue.open(disk, "/q", random=FixedSalt(), clock=FakeClock(), identity=IDENTITY)
-    found = [
+    rows = [
         (b.first, b.lsn, b.time_us, b.payloads.to_pylist(), b.keys.to_pylist(), b.times.tolist()) for b in queue.read(1)
     ]
-    assert found == [
+    assert rows == [
         (1, 1, TIME_US, [b"abc", b"d"], [None, None], [TIME_US, TIME_US]),
         (3, 9, TIME_US + 5, [b"", b"payload!"], [None, b"k"], [100, 200]),
     ]

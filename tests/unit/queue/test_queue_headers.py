@@ -145,10 +145,10 @@ def test_hostile_headers_are_refused(options: bytes) -> None:
             damaged[at] ^= flip
             payload = sent(good, lambda _, damaged=damaged: bytes(damaged))
             try:
-                received = receive(payload, options)
+                messages = receive(payload, options)
             except Invalid:
                 continue
-            assert len(received) == 2, "another letter is a header, too"
+            assert len(messages) == 2, "another letter is a header, too"
 
 
 def test_what_is_not_a_header() -> None:

@@ -84,7 +84,7 @@ def test_a_crash_before_the_first_roll_loses_no_sequence_number() -> None:
 def test_every_column_comes_back() -> None:
     disk = SimulatedDisk()
     queue = open_queue(disk)
-    given = [
+    inputs = [
         Messages.of([b"a", b"", b"ccc"]),
         Messages.of([b"a", b"b"], [b"k", None]),
         Messages.of([b"a", b"b"], [b"", b"kk"], [5, 6]),
@@ -95,20 +95,20 @@ def test_every_column_comes_back() -> None:
         ),
         Messages.from_arrow(pa.array([b"0", b"1", b"2", b"3"])[1:3]),
     ]
-    for messages in given:
+    for messages in inputs:
         queue.append(messages)
     queue.sync()
-    found = queue.read(1)
-    assert [batch.payloads.to_pylist() for batch in found] == [m.payloads.to_pylist() for m in given]
-    assert [batch.keys.to_pylist() for batch in found] == [
-        [None] * len(m) if m.keys is None else m.keys.to_pylist() for m in given
+    batches = queue.read(1)
+    assert [batch.payloads.to_pylist() for batch in batches] == [m.payloads.to_pylist() for m in inputs]
+    assert [batch.keys.to_pylist() for batch in batches] == [
+        [None] * len(m) if m.keys is None else m.keys.to_pylist() for m in inputs
     ]
-    assert [batch.times.tolist() for batch in found] == [
-        [NOON_US] * len(m) if m.times is None else m.times.tolist() for m in given
+    assert [batch.times.tolist() for batch in batches] == [
+        [NOON_US] * len(m) if m.times is None else m.times.tolist() for m in inputs
     ]
-    for batch in found:
+    for batch in batches:
         batch.record_batch().validate(full=True)
-    middle = found[1].slice(5, 6)
+    middle = batches[1].slice(5, 6)
     assert (middle.first, middle.keys.to_pylist(), middle.payloads.to_pylist()) == (5, [None], [b"b"])
 
 
@@ -219,7 +219,7 @@ def test_trim_drops_whole_files_manifest_first() -> None:
     queue = open_queue(disk)
     fill(queue, 30, step_us=20 * MINUTE_US)  # an hour is three batches: nine messages a file
     assert len(queue._view.files) == 9
-    held = queue.read(1, limit_messages=1)
+    messages = queue.read(1, limit_messages=1)
     assert queue.trim(before_sequence=9) == 1
     assert queue.trim(before_sequence=10) == 10
     assert queue.trim(before_sequence=30) == 28
@@ -229,7 +229,7 @@ def test_trim_drops_whole_files_manifest_first() -> None:
     assert labels.index("fsync /q/manifest.current") < labels.index("unlink /q/2026/01/22/0000000004.data")
     with pytest.raises(NotFound, match="begins at 37"):
         queue.read(36)
-    assert held[0].payloads.to_pylist() == [b"0.0".ljust(100, b".")]
+    assert messages[0].payloads.to_pylist() == [b"0.0".ljust(100, b".")]
     assert len(payloads(queue)) == 90 - 36
     assert queue.trim(before_sequence=91) == 91  # the active file too
     assert queue.append(Messages.of([b"x"])) == 91

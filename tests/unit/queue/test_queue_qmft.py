@@ -116,14 +116,14 @@ def test_a_table_of_files_is_columns_and_entries() -> None:
     equal = [FileEntry(f"2026/01/22/{n:010d}.data", n * 10 + 1, n * 10 + 10, n) for n in range(100)]
     mixed = [FileEntry("x" * (n % 7 + 1), n * 10 + 1, n * 10 + 10, n) for n in range(100)]
     for entries in (equal, mixed, equal[:1], []):
-        made = FileTable.of(entries)
-        table = FileTable.decode(made.encode(), len(entries))
+        original = FileTable.of(entries)
+        table = FileTable.decode(original.encode(), len(entries))
         grown = FileTable()
         for entry in entries:
             grown = grown.with_file(entry)
-        assert list(table) == list(made) == list(grown) == entries
-        assert table == made == grown
-        assert hash(table) == hash(made)
+        assert list(table) == list(original) == list(grown) == entries
+        assert table == original == grown
+        assert hash(table) == hash(original)
         assert list(table.without_oldest(40)) == entries[40:]
         assert np.array_equal(table.starts, [entry.start_sequence for entry in entries])
     table = FileTable.of(mixed)
@@ -156,9 +156,9 @@ def put(disk: SimulatedDisk, name: str, data: bytes) -> None:
     path = f"{FOLDER}/{name}"
     if disk.exists(path):
         disk.unlink(path)
-    for place, letter in enumerate(path):
-        if letter == "/" and place:
-            disk.mkdir(path[:place])
+    for index, letter in enumerate(path):
+        if letter == "/" and index:
+            disk.mkdir(path[:index])
     disk.create(path).pwrite(data, 0)
 
 
@@ -166,8 +166,8 @@ def test_first_startup_has_no_manifest_and_writes_one_without_files() -> None:
     disk, writer = folder()
     assert writer.read_latest() is None
     writer.write(QmftManifest.fresh())
-    found = QmftWriter(disk, FOLDER).read_latest()
-    assert found == QmftManifest.fresh()
+    manifest = QmftWriter(disk, FOLDER).read_latest()
+    assert manifest == QmftManifest.fresh()
     assert struct.unpack_from("<I", content(disk, "manifest.1"), 16) == (0,)
 
 
@@ -226,19 +226,19 @@ def test_row_of_the_crash_table(row: str, label: str, mode: str, allowed: set[in
     disk.on_image = lambda: 0
     writer.write(numbered(3))
     images = {image.label: image for image in [*disk.images, disk.image()]}
-    seen = set()
+    next_sequences = set()
     for seed in range(20):
         after = images[label].restore(mode, seed)  # type: ignore[arg-type]
-        found = QmftWriter(after, FOLDER).read_latest()
-        assert found is not None
-        seen.add(found.next_sequence)
+        manifest = QmftWriter(after, FOLDER).read_latest()
+        assert manifest is not None
+        next_sequences.add(manifest.next_sequence)
         again = QmftWriter(after, FOLDER)
         again.read_latest()
         again.write(numbered(9))
         assert QmftWriter(after.image().restore("strict"), FOLDER).read_latest() == numbered(9)
-    assert seen <= allowed, row
+    assert next_sequences <= allowed, row
     if label != "fsync /q/manifest.2":  # there the slot may be anything, and the other one counts
-        assert seen == allowed
+        assert next_sequences == allowed
 
 
 # -- the rows of the error table, and the pointer

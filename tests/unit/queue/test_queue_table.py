@@ -94,14 +94,14 @@ def test_what_was_read_as_arrow_can_be_put_again(store: Store, rename: str) -> N
     source.put(b"c", time=-7)
     store.flush()
     read = source.to_arrow()
-    given = read.rename_columns([rename if name == "timestamp" else name for name in read.column_names])
-    store.queue("put", headers=True).put_many(given, durable=True)
+    rows = read.rename_columns([rename if name == "timestamp" else name for name in read.column_names])
+    store.queue("put", headers=True).put_many(rows, durable=True)
     store.queue("loaded", headers=True)
-    store.load("loaded", given)
-    numbers = given.set_column(2, rename, given.column(2).cast(pa.int64()))  # microseconds
+    store.load("loaded", rows)
+    numbers = rows.set_column(2, rename, rows.column(2).cast(pa.int64()))  # microseconds
     store.load("loaded", numbers)
-    wanted = read.drop_columns(["shard", "sequence"])
-    for name, expected in (("put", wanted), ("loaded", pa.concat_tables([wanted, wanted]))):
+    messages = read.drop_columns(["shard", "sequence"])
+    for name, expected in (("put", messages), ("loaded", pa.concat_tables([messages, messages]))):
         assert store.queue(name).to_arrow().drop_columns(["shard", "sequence"]).to_pylist() == expected.to_pylist()
     twice = read.append_column("time", read.column("timestamp"))
     for act in (lambda: source.put_many(twice), lambda: store.load("events", twice)):
@@ -283,11 +283,11 @@ def test_statistics(store: Store) -> None:
     queue.put_many([b"%d" % n for n in range(10)], keys=[b"%d" % n for n in range(10)], durable=True)
     queue.trim(2, shard=0, durable=True)
     queue.consumer("c").seek({0: 3})
-    found = queue.statistics()
-    assert found.messages == 9
-    assert found.shards[0].first == 2
-    assert (found.files, found.bytes > 100) == (2, True)
-    assert [(place.consumer, place.shard, place.floor) for place in found.consumers] == [("c", 0, 3)]
+    totals = queue.statistics()
+    assert totals.messages == 9
+    assert totals.shards[0].first == 2
+    assert (totals.files, totals.bytes > 100) == (2, True)
+    assert [(position.consumer, position.shard, position.floor) for position in totals.consumers] == [("c", 0, 3)]
 
 
 # -- wrong use
@@ -422,8 +422,8 @@ def test_a_section_holds_the_same_messages_when_decoded(parts: list[Any]) -> Non
         PartitionId(info.table_id << 16), lambda d, p, a, b: d.begin().update({p: decoded}), 10, None, None
     )
     store.flush()
-    found = [(message.payload, message.key, message.time_us) for message in queue.read()]
-    assert found == [(payload, key, 99 if time is None else time) for payload, key, time in expected]
+    rows = [(message.payload, message.key, message.time_us) for message in queue.read()]
+    assert rows == [(payload, key, 99 if time is None else time) for payload, key, time in expected]
 
 
 @pytest.mark.parametrize("data", [b"", bytes(7), b"\x02" + bytes(7), section.encode(section.Trim(5)) + b"x"])
@@ -453,9 +453,9 @@ def test_trim(store: Store) -> None:
     queue.trim(21, durable=True)
     assert [message.sequence for message in queue.read()][:2] == [21, 22]
     assert queue.read(limit=3) == queue.read(from_sequence=21, limit=3), "from the oldest, wherever that is"
-    for place in (2, 5, 20):
+    for sequence in (2, 5, 20):
         with pytest.raises(NotFound, match="begins at 21"):
-            queue.read(from_sequence=place, limit=2)
+            queue.read(from_sequence=sequence, limit=2)
     store._port.maintain()
     assert len(files_of(store, "events")) < before
     assert payloads(queue) == [b"%d" % number * 30 for number in range(20, 40)]
@@ -540,8 +540,8 @@ def test_retention_by_size(store: Store) -> None:
     store._port.maintain()
     store.flush()
     store._port.maintain()
-    kept = list(contents(queue)[0])
-    assert kept == list(range(kept[0], 101))
+    sequences = list(contents(queue)[0])
+    assert sequences == list(range(sequences[0], 101))
     assert 2_000 < queue.statistics().bytes <= 5_000
     assert queue.statistics().files == len(files_of(store, "events"))
 
@@ -616,15 +616,15 @@ def test_many_with_a_token_are_in_one_record(disk: SimulatedDisk) -> None:
     disk.on_image = lambda: 0
     keys = [b"k%d" % n for n in range(8)]
     queue.put_many([b"m"] * 8, keys=keys, token=("p", 1))
-    seen = set()
+    counts = set()
     for image in [*disk.images, disk.image()]:
         after = open_queues(image.restore("strict"))
-        found = after.queue("events", create=False).statistics().messages
-        seen.add(found)
+        count = after.queue("events", create=False).statistics().messages
+        counts.add(count)
         after.queue("events").put_many([b"m"] * 8, keys=keys, token=("p", 1))
         assert after.queue("events").statistics().messages == 8
         after.close()
-    assert seen == {0, 8}
+    assert counts == {0, 8}
 
 
 def test_batches(store: Store) -> None:
@@ -681,12 +681,12 @@ def test_a_snapshot_shows_its_moment_while_files_go(store: Store) -> None:
     assert all(piece.size_bytes for piece in pieces)
     scans = [batch for piece in pieces for batch in snapshot._port.scan_arrow(piece.partition, piece.start, piece.end)]
     assert [s for batch in scans for s in batch.column("sequence").to_pylist()] == list(range(6, 31))
-    held = len(files_of(store, "events"))
+    files = len(files_of(store, "events"))
     snapshot.close()
     with pytest.raises(Closed):
         snapshot.queue("events").read()
     store._port.maintain()
-    assert len(files_of(store, "events")) < held
+    assert len(files_of(store, "events")) < files
     assert list(contents(queue)[0]) == list(range(55, 61))
 
 
@@ -701,9 +701,9 @@ def test_live_reads_hold_no_files(store: Store, monkeypatch: pytest.MonkeyPatch)
     half = queue.scan_arrow()
     next(half)
     queue.trim(31, durable=True)
-    held = len(files_of(store, "events"))
+    files = len(files_of(store, "events"))
     store._port.maintain()
-    assert len(files_of(store, "events")) == held > 1, "somebody reads"
+    assert len(files_of(store, "events")) == files > 1, "somebody reads"
     assert sum(batch.num_rows for batch in half) == 30 - 1
     del half
     store._port.maintain()
@@ -724,8 +724,8 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
     assert info is not None
     queue.put_many([b"a", b"b"], keys=[b"1", b"2"], durable=True)
     consumer = queue.consumer("c")
-    held = consumer.get()
-    consumer.ack(held[:1])
+    messages = consumer.get()
+    consumer.ack(messages[:1])
     store.drop("events")
     store._tasks.retry()
     assert str(info.table_id) not in disk.listdir("/store/tables")
@@ -735,7 +735,7 @@ def test_dropping(disk: SimulatedDisk, store: Store) -> None:
         lambda: queue.append(b"x"),
         queue.read,
         consumer.get,
-        lambda: consumer.ack(held[1:]),
+        lambda: consumer.ack(messages[1:]),
         queue.statistics,
     ):
         with pytest.raises(NotFound):
@@ -903,10 +903,10 @@ def test_staged_files_are_applied_replayed_and_discarded(disk: SimulatedDisk, cl
     queue = store.queue("events", shards=2)
     queue.put(b"before", key=b"a", durable=True)
     shard = shard_of(b"a", 2)
-    place = store.stage("events", shard)[0]
-    assert place.file_name.endswith(".arrow")
+    staged = store.stage("events", shard)[0]
+    assert staged.file_name.endswith(".arrow")
     with store.batch(token=("load", 1)) as batch:
-        batch.adopt("events", [build(disk, "/store", place, staged_table(b"s1", b"s2"))], shard)
+        batch.adopt("events", [build(disk, "/store", staged, staged_table(b"s1", b"s2"))], shard)
     queue.put(b"after", key=b"a", durable=True)
     expected = {1: b"before", 2: b"s1", 3: b"s2", 4: b"after"}
     assert contents(queue)[shard] == expected
@@ -915,10 +915,10 @@ def test_staged_files_are_applied_replayed_and_discarded(disk: SimulatedDisk, cl
     again = open_queues(after_crash, clock)
     assert contents(again.queue("events"))[shard] == expected
     with again.batch(token=("load", 1)) as batch:
-        batch.adopt("events", [place], shard)
+        batch.adopt("events", [staged], shard)
     assert batch.duplicate
     machine_of(again, "events", shard).store_now()
-    assert not after_crash.exists(f"/store/{place.file_name}")
+    assert not after_crash.exists(f"/store/{staged.file_name}")
     last = open_queues(after_crash.image().restore("strict"), clock)
     assert contents(last.queue("events"))[shard] == expected
     last.close()
@@ -931,11 +931,11 @@ def test_a_staged_file_that_rotted_is_noticed_when_it_is_replayed(
 ) -> None:
     store = open_queues(disk, clock)
     store.queue("events")
-    place = store.stage("events")[0]
+    staged = store.stage("events")[0]
     with store.batch() as batch:
-        batch.adopt("events", [build(disk, "/store", place, staged_table(b"payload of a message"))])
+        batch.adopt("events", [build(disk, "/store", staged, staged_table(b"payload of a message"))])
     after_crash = disk.image().restore("strict")
-    path = f"/store/{place.file_name}"
+    path = f"/store/{staged.file_name}"
     file = after_crash.open(path, write=True)
     at = file.pread(file.size(), 0).index(b"payload of a")
     file.pwrite(b"P", at)  # which Arrow would not notice
@@ -960,9 +960,9 @@ def test_staged_files_that_are_none_are_refused(disk: SimulatedDisk, store: Stor
         built = build(disk, "/store", store.stage("events")[0], table)
         with pytest.raises(Invalid), store.batch() as batch:
             batch.adopt("events", [built])
-    place = store.stage("events")[0]
-    built = build(disk, "/store", place, good)
-    data = disk.open(f"/store/{place.file_name}")
+    staged = store.stage("events")[0]
+    built = build(disk, "/store", staged, good)
+    data = disk.open(f"/store/{staged.file_name}")
     size = data.size()
     for at in range(0, size, 7):
         broken = store.stage("events")[0]
