@@ -15,10 +15,10 @@ class Door:
 
     def __init__(self, strangers_max: int = 3, clients_max: int = 2) -> None:
         self.callers = Callers(strangers_max, clients_max)
-        self.gone: list[str] = []
+        self.disconnects: list[str] = []
 
     def stranger(self, name: str, address: str = "a") -> Caller:
-        caller = Caller(address, lambda _: self.gone.append(name))
+        caller = Caller(address, lambda _: self.disconnects.append(name))
         self.callers.enter(caller)
         return caller
 
@@ -33,9 +33,9 @@ def test_the_oldest_stranger_goes_first_and_once() -> None:
     door = Door()
     for name in ("1", "2", "3", "4", "5"):
         door.stranger(name)
-    assert door.gone == ["1", "2"]
+    assert door.disconnects == ["1", "2"]
     door.stranger("6")
-    assert door.gone == ["1", "2", "3"]
+    assert door.disconnects == ["1", "2", "3"]
 
 
 def test_one_address_does_not_push_out_another() -> None:
@@ -43,8 +43,8 @@ def test_one_address_does_not_push_out_another() -> None:
     door.stranger("few", "b")
     for number in range(50):
         door.stranger(str(number), "many")
-    assert "few" not in door.gone
-    assert len(door.gone) == 48
+    assert "few" not in door.disconnects
+    assert len(door.disconnects) == 48
 
 
 def test_strangers_never_push_out_a_client() -> None:
@@ -52,7 +52,7 @@ def test_strangers_never_push_out_a_client() -> None:
     clients = [door.client("c1"), door.client("c2")]
     for number in range(50):
         door.stranger(str(number))
-    assert not {"c1", "c2"} & set(door.gone)
+    assert not {"c1", "c2"} & set(door.disconnects)
     assert all(client.is_client for client in clients)
 
 
@@ -61,11 +61,11 @@ def test_an_idle_client_makes_room_and_a_busy_one_does_not() -> None:
     door.client("busy", requests=1, idle_since_s=1.0)
     idle = door.client("idle", idle_since_s=5.0)
     door.client("new", requests=1)
-    assert door.gone == ["idle"]
+    assert door.disconnects == ["idle"]
     door.callers.leave(idle)
     with pytest.raises(RefusedError):
         door.client("one too many")
-    assert door.gone == ["idle"]
+    assert door.disconnects == ["idle"]
 
 
 def test_the_address_with_the_most_clients_gives_room() -> None:
@@ -74,16 +74,16 @@ def test_the_address_with_the_most_clients_gives_room() -> None:
     door.client("m1", "many", idle_since_s=3.0)
     door.client("m2", "many", idle_since_s=2.0)
     door.client("m3", "many")
-    assert door.gone == ["m2"]  # of the two, the longer idle
+    assert door.disconnects == ["m2"]  # of the two, the longer idle
 
 
 def test_a_stranger_has_a_deadline_and_a_client_has_none() -> None:
     door = Door()
-    late, known = door.stranger("late"), door.client("known")
+    late, client = door.stranger("late"), door.client("known")
     door.callers.expire(late)
-    door.callers.expire(known)
+    door.callers.expire(client)
     door.callers.expire(late)
-    assert door.gone == ["late"]
+    assert door.disconnects == ["late"]
 
 
 def test_bytes_move_with_who_becomes_a_client_and_end_with_him(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,13 +27,13 @@ def test_a_client_follows_the_leader(cluster: LocalCluster) -> None:
         users = store.kv("users")
         for number in range(20):
             users.put(b"%d" % number, b"before", durable=True)
-        cluster.stop(gone := cluster.leader())
+        cluster.stop(old_leader := cluster.leader())
         for number in range(20, 40):
             users.put(b"%d" % number, b"after", durable=True)
         assert len(list(users.scan())) == 40
-        cluster.start(gone)
+        cluster.start(old_leader)
         last = max(member.committed for member in cluster.members.values())
-        back = cluster.members[gone].store()
+        back = cluster.members[old_leader].store()
         back.wait_for(last, timeout_s=30)
         assert len(list(back.kv("users").scan())) == 40
 
@@ -144,7 +144,7 @@ def test_local_reads_come_from_any_member_and_do_not_write(cluster: LocalCluster
     with cluster.connect(durable=True) as writer:
         writer.kv("users").put(b"a", b"1")
     cluster.await_agreement()
-    found = set()
+    paths = set()
     for name in cluster.names:
         host, port = cluster.served[name]
         authority = cluster.folder / "certificates" / "authority.pem"
@@ -156,8 +156,8 @@ def test_local_reads_come_from_any_member_and_do_not_write(cluster: LocalCluster
                 assert snapshot.kv("users").to_arrow().num_rows == 1
             with pytest.raises(NotLeader):
                 store.kv("users").put(b"b", b"2", durable=True)
-            found.add(store.path)
-    assert len(found) == 3
+            paths.add(store.path)
+    assert len(paths) == 3
 
 
 def test_a_client_of_a_follower_alone_is_told_to_name_the_others(cluster: LocalCluster) -> None:

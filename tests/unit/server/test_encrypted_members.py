@@ -53,14 +53,14 @@ def test_every_member_seals_reads_and_ships_encrypted_tables(cluster: LocalClust
     load(cluster.leader_store())
     for store in cluster.await_agreement().values():
         store._checkpoint.clear()  # the journal begins later: a new disk needs a snapshot
-    gone = cluster.followers()[0]
-    cluster.stop(gone)
+    follower = cluster.followers()[0]
+    cluster.stop(follower)
     assert leaks(cluster.folder) == []
-    cluster.wipe(gone)
+    cluster.wipe(follower)
     fill(cluster.leader_store(), "second")
-    back = cluster.start(gone)
+    back = cluster.start(follower)
     digests = cluster.digests()
-    assert digests[gone] == digests[cluster.leader()]
+    assert digests[follower] == digests[cluster.leader()]
     assert back.snapshots_taken == 1
     await_true(lambda: not back.is_joining, "its vote")
     for store in cluster.await_agreement().values():
@@ -110,7 +110,7 @@ def test_a_member_without_the_key_keeps_the_journal_and_catches_up_with_it(tmp_p
         cluster.stop("c")
         cluster.settings = with_key
         cluster.start("c")
-        found = cluster.await_agreement()["c"]
-        assert found.kv("secret")[MARKER] == MARKER
-        assert found.kv("open")[b"b"] == b"2"
+        member_store = cluster.await_agreement()["c"]
+        assert member_store.kv("secret")[MARKER] == MARKER
+        assert member_store.kv("open")[b"b"] == b"2"
         assert leaks(tmp_path) == []

@@ -38,9 +38,9 @@ class Line:
 
     def __init__(self, callers: Callers | None = None, *, client: bool = False) -> None:
         self.time = Time()
-        self.gone: list[str] = []
+        self.disconnects: list[str] = []
         self.callers = Callers() if callers is None else callers
-        self.caller = Caller("10.0.0.1", lambda _: self.gone.append("here"))
+        self.caller = Caller("10.0.0.1", lambda _: self.disconnects.append("here"))
         self.callers.enter(self.caller)
         self.inspector = Inspector(self.caller, self.callers, self.time)
         if client:
@@ -127,10 +127,10 @@ def test_a_refusal_makes_no_client() -> None:
     line.inspector.from_server(frame(4, 0, 0) + frame(6, 0, 0, bytes(8)) + frame(0, 0, 1) + frame(1, 5, 1, b"status"))
     assert not line.caller.is_client
     line.callers.expire(line.caller)
-    assert line.gone == ["here"]
+    assert line.disconnects == ["here"]
     line = Line(client=True)
     line.callers.expire(line.caller)
-    assert line.gone == []
+    assert line.disconnects == []
 
 
 def test_bytes_under_way_are_counted_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_bytes_under_way_are_counted_as_they_come(monkeypatch: pytest.MonkeyPatc
     for line, sent in ((greedy, 700), (modest, 250)):
         line.inspector.from_client(frame(1, 4, 3) + frame(0, 0, 3, declared + bytes(sent)))
     modest.inspector.from_client(frame(0, 0, 3, bytes(100)))
-    assert (greedy.gone, modest.gone, stranger.gone) == (["here"], [], [])
+    assert (greedy.disconnects, modest.disconnects, stranger.disconnects) == (["here"], [], [])
     callers.leave(greedy.caller)
     assert callers.bytes(clients=True) == modest.caller.bytes == 355
     with pytest.raises(RefusedError, match="bytes under way"):

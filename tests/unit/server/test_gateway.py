@@ -84,9 +84,9 @@ def write(gateway: Gateway, *sections: wire.SentSection, condition: bytes = b"",
         raise wire.error_of(fault)
 
 
-def rows(**given: bytes) -> bytes:
+def rows(**values: bytes) -> bytes:
     section = kv_section.Rows()
-    section.update({key.encode(): value for key, value in given.items()})
+    section.update({key.encode(): value for key, value in values.items()})
     return kv_section.encode(section)
 
 
@@ -231,10 +231,10 @@ def bad_queue_sections() -> Iterator[bytes]:
         for value in (b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff", b"\x00\x00\x00\x80"):
             changed = body[:at] + value + body[at + 4 :]
             try:
-                found = queue_section.Encoded([changed])
+                part = queue_section.Encoded([changed])
             except Exception:
                 continue
-            yield queue_section.encode(found)
+            yield queue_section.encode(part)
     yield with_body(body + b"trailing")
     yield queue_section._HEADER.pack(queue_section.TRIM, 0) + bytes(8)
     yield queue_section._HEADER.pack(queue_section.TRIM, 0) + b"\xff" * 8
@@ -324,9 +324,9 @@ def test_damage_under_a_good_checksum_breaks_nothing(tmp_path: Path) -> None:
         users.put(b"safe", b"2", durable=True)
         expected = users.to_arrow(), events.to_arrow()
     with penstock.open(tmp_path / "store") as again:
-        found = again.kv("users").to_arrow(), again.queue("events").to_arrow()
-        assert [table.validate(full=True) for table in found] == [None, None]
-        assert [table.num_rows for table in found] == [table.num_rows for table in expected]
+        tables = again.kv("users").to_arrow(), again.queue("events").to_arrow()
+        assert [table.validate(full=True) for table in tables] == [None, None]
+        assert [table.num_rows for table in tables] == [table.num_rows for table in expected]
         assert again.kv("users")[b"safe"] == b"2"
 
 
@@ -378,8 +378,8 @@ def test_the_file_of_tokens() -> None:
     rights = tokens.rights_of("secret")
     assert rights is not None
     assert rights.client == "loader"
-    asked = [rights.allows(right, table) for right in ("read", "write", "admin") for table in ("events", "users")]
-    assert asked == [True, True, True, False, False, False]
+    allowed = [rights.allows(right, table) for right in ("read", "write", "admin") for table in ("events", "users")]
+    assert allowed == [True, True, True, False, False, False]
     assert tokens.rights_of("other") is None
     bad = [
         "",
@@ -401,41 +401,41 @@ def test_the_file_of_tokens() -> None:
 
 def test_an_object_keeps_the_owner_from_the_beginning_of_its_use() -> None:
     clock = FakeClock()
-    held: LeasedObjects[str] = LeasedObjects(len, noun="thing", clock=clock, count_max=3, each_max=2)
-    held.add("q", "query", client="a", lease_s=300.0, keeps_s=5.0)
+    objects: LeasedObjects[str] = LeasedObjects(len, noun="thing", clock=clock, count_max=3, each_max=2)
+    objects.add("q", "query", client="a", lease_s=300.0, keeps_s=5.0)
     clock.advance(10)
-    assert not held.needed()
-    with held.use("q"):
-        assert held.needed(), "the owner yielded in the middle of a request, and the query lost its snapshot"
+    assert not objects.needed()
+    with objects.use("q"):
+        assert objects.needed(), "the owner yielded in the middle of a request, and the query lost its snapshot"
 
 
 def test_what_clients_hold_is_limited_and_lapses() -> None:
     clock, closed = FakeClock(), list[str]()
-    held: LeasedObjects[str] = LeasedObjects(closed.append, noun="thing", clock=clock, count_max=3, each_max=2)
+    objects: LeasedObjects[str] = LeasedObjects(closed.append, noun="thing", clock=clock, count_max=3, each_max=2)
     for name in ("a", "b"):
-        held.add(name, name, client="x", lease_s=10.0)
+        objects.add(name, name, client="x", lease_s=10.0)
     with pytest.raises(Backpressure):
-        held.add("c", "c", client="x", lease_s=10.0)
-    held.add("c", "c", client="y", lease_s=20.0)
+        objects.add("c", "c", client="x", lease_s=10.0)
+    objects.add("c", "c", client="y", lease_s=20.0)
     with pytest.raises(Backpressure):
-        held.check_room("z")
+        objects.check_room("z")
     clock.advance(8.0)
-    with held.use("a"), held.use("a"):
+    with objects.use("a"), objects.use("a"):
         clock.advance(8.0)
-        held.sweep()
+        objects.sweep()
         assert closed == ["b"]  # `a` is in use
-        held.close("a", "x")
-        with pytest.raises(Closed), held.use("a"):
+        objects.close("a", "x")
+        with pytest.raises(Closed), objects.use("a"):
             pass
         assert closed == ["b"]
     assert closed == ["b", "a"]
     clock.advance(8.0)
-    held.sweep()
+    objects.sweep()
     assert closed == ["b", "a", "c"]
-    with pytest.raises(Closed), held.use("c"):
+    with pytest.raises(Closed), objects.use("c"):
         pass
-    held.close("c", "y")
-    assert len(held) == 0
+    objects.close("c", "y")
+    assert len(objects) == 0
 
 
 def test_consumers_that_wait_keep_nobody_out(store: Store, gateway: Gateway) -> None:
@@ -470,11 +470,11 @@ def test_requests_at_work_are_limited(gateway: Gateway, monkeypatch: pytest.Monk
     monkeypatch.setattr(work_module, "MEMORY_WAIT_S", 0.01)
     waiting = wire.CallService(3, "get", encode_call(QueueCall(consumer="c", count=1, timeout_s=0.01)))
     putting = wire.CallService(3, "append", encode_call(QueueCall(payload=b"x")))
-    places = gateway._work.slots
+    slots = gateway._work.slots
     for limits, request in (
-        (places[WAITING], waiting),
-        (places[READING], wire.ReadTime()),
-        (places[WRITING], putting),
+        (slots[WAITING], waiting),
+        (slots[READING], wire.ReadTime()),
+        (slots[WRITING], putting),
         (gateway._work.memory, wire.ReadTime()),
     ):
         total_max, each_max, limits.total_max = limits.total_max, limits.each_max, 0
@@ -569,23 +569,23 @@ def test_many_idle_streams_hold_no_threads(store: Store, line: flight.FlightClie
     store.kv("users").put_many({b"%05d" % n: bytes(2_000) for n in range(5_000)}, durable=True)
     list(line.do_action(flight.Action(wire.PROTOCOL, wire.pack(wire.Hello()))))
     before = len(list(Path("/proc/self/task").iterdir()))
-    number, held = partition(store, "users"), list[Any]()
+    number, streams = partition(store, "users"), list[Any]()
     options = flight.FlightCallOptions(timeout=60.0)
     for each in range(250):
         with suppress(pa.ArrowException):
-            held.append(line.do_put(flight.FlightDescriptor.for_path("x"), pa.schema([]), options))
+            streams.append(line.do_put(flight.FlightDescriptor.for_path("x"), pa.schema([]), options))
         with suppress(pa.ArrowException):
-            held.append(line.do_exchange(flight.FlightDescriptor.for_path("x"), options))
+            streams.append(line.do_exchange(flight.FlightDescriptor.for_path("x"), options))
         with suppress(pa.ArrowException):
-            asked = wire.Scan(f"idle{each}", "", number, b"", None, True)
-            held.append(line.do_get(flight.Ticket(wire.pack(asked)), options))
+            scan = wire.Scan(f"idle{each}", "", number, b"", None, True)
+            streams.append(line.do_get(flight.Ticket(wire.pack(scan)), options))
     answer = list(line.do_action(flight.Action(wire.PROTOCOL, wire.pack(wire.Hello())), options))
     assert wire.unpack(answer[0].body.to_pybytes(), wire.Owner).identity == store.identity
     during = len(list(Path("/proc/self/task").iterdir()))
     assert during - before < 300
-    for one in held:
+    for stream in streams:
         with suppress(pa.ArrowException):
-            one[0].close() if isinstance(one, tuple) else one.cancel()
+            stream[0].close() if isinstance(stream, tuple) else stream.cancel()
 
 
 def test_a_client_that_is_stopped_does_not_keep_the_owner(tmp_path: Path) -> None:
@@ -595,8 +595,8 @@ def test_a_client_that_is_stopped_does_not_keep_the_owner(tmp_path: Path) -> Non
     service = service_of(store)
     assert service is not None
     line = flight.FlightClient(service.location())
-    asked = wire.Scan("s", "", partition(store, "users"), b"", None, True)
-    stream = line.do_get(flight.Ticket(wire.pack(asked)), flight.FlightCallOptions(timeout=3.0))
+    scan = wire.Scan("s", "", partition(store, "users"), b"", None, True)
+    stream = line.do_get(flight.Ticket(wire.pack(scan)), flight.FlightCallOptions(timeout=3.0))
     pause(0.5)  # and nothing is read
     closing = threading.Thread(target=store.close)
     closing.start()
@@ -608,9 +608,9 @@ def test_a_client_that_is_stopped_does_not_keep_the_owner(tmp_path: Path) -> Non
 
 
 def test_a_gateway_that_yields_answers_nobody(store: Store, gateway: Gateway) -> None:
-    held = wire.unpack(ask(gateway, wire.TakeSnapshot(60.0)), wire.SnapshotHandle)
+    handle = wire.unpack(ask(gateway, wire.TakeSnapshot(60.0)), wire.SnapshotHandle)
     assert "snapshot" in gateway.begin_yield()
-    ask(gateway, wire.CloseSnapshot(held.snapshot))
+    ask(gateway, wire.CloseSnapshot(handle.snapshot))
     assert gateway.begin_yield() == ""
     with pytest.raises(Gone):
         ask(gateway, wire.Hello())
@@ -628,10 +628,10 @@ def test_the_control_socket_outlives_nonsense() -> None:
 
 def _ring_badly(store: Store) -> None:
     path = f"{store.path}/run/control"
-    for said in (b"", b"junk\n", b'{"ask":"dance"}\n', b"x" * 200_000):
+    for question in (b"", b"junk\n", b'{"ask":"dance"}\n', b"x" * 200_000):
         with socket.socket(socket.AF_UNIX) as caller, suppress(OSError):
             caller.connect(path)
-            caller.sendall(said)
+            caller.sendall(question)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(path)
         answer = locator.ask_owner(store.path, "serve", 10.0)

@@ -64,9 +64,9 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 def write_tokens(path: Path, **rights: str) -> Path:
     lines = []
-    for name, given in rights.items():
+    for name, table_rights in rights.items():
         digest = hashlib.sha256(f"{name}-secret".encode()).hexdigest()
-        lines.append(f'[tokens.{name}]\nsha256 = "{digest}"\nrights = {{ {given} }}\n')
+        lines.append(f'[tokens.{name}]\nsha256 = "{digest}"\nrights = {{ {table_rights} }}\n')
     path.write_text("\n".join(lines))
     return path
 
@@ -238,14 +238,14 @@ def test_a_client_finds_a_server_that_is_back(tmp_path: Path, credentials: tuple
         users.put(b"a", b"1", durable=True)
         store.close()
         back = threading.Event()
-        found: list[bytes] = []
-        reading = threading.Thread(target=lambda: found.append(users[b"a"]))
+        values: list[bytes] = []
+        reading = threading.Thread(target=lambda: values.append(users[b"a"]))
         reading.start()
         back.wait(0.5)
         with penstock.open(tmp_path / "store") as store:
             serve_tcp(store, port=port, certificate=certificate, key=key, tokens=tokens)
             reading.join(30.0)
-            assert found == [b"1"]
+            assert values == [b"1"]
             users.put(b"a", b"2", durable=True)
             assert store.kv("users")[b"a"] == b"2"
 
@@ -336,7 +336,7 @@ def test_hundreds_of_idle_streams_and_connections(process: Process, request: pyt
         request.addfinalizer(connection.close)
     for connection in silent[:50]:
         connection.sendall(PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # or half a request
-    held: list[Any] = []
+    streams: list[Any] = []
     lines = [process.served.line() for _ in range(5)]
     options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer admin-secret")], timeout=60.0)
     info = wire.FindTable("users")
@@ -346,16 +346,16 @@ def test_hundreds_of_idle_streams_and_connections(process: Process, request: pyt
         line = lines[each % len(lines)]
         with suppress(pa.ArrowException):
             scan = wire.Scan(f"idle{each}", "", table << 16, b"", None, True)
-            held.append(line.do_get(flight.Ticket(wire.pack(scan)), options))
+            streams.append(line.do_get(flight.Ticket(wire.pack(scan)), options))
         with suppress(pa.ArrowException):
-            held.append(line.do_put(flight.FlightDescriptor.for_path("x"), pa.schema([]), options))
+            streams.append(line.do_put(flight.FlightDescriptor.for_path("x"), pa.schema([]), options))
     assert process.answers()
     assert process.status("Threads") - threads_before < 300
     scans_kib = penstock.StoreSettings().memory_bytes_max // 4 >> 10
     assert process.status("RssAnon") < scans_kib + (400 << 10), "what scans may hold, and the rest"
-    for one in held:
+    for stream in streams:
         with suppress(pa.ArrowException, OSError):
-            one[0].close() if isinstance(one, tuple) else one.cancel()
+            stream[0].close() if isinstance(stream, tuple) else stream.cancel()
     for line in lines:
         line.close()
     assert process.answers()

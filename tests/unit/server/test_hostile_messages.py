@@ -280,8 +280,8 @@ def test_a_lookup_is_bounded_by_the_bytes_of_its_answer(store: Store, gateway: G
     assert len(only) == 40 << 20, "at least one, however large"
     with connect(store.path) as client:
         keys = [b"large%d" % (n % 10) for n in range(30)] + [b"none", b"huge"]
-        found = client.kv("users").multi_get(keys)
+        replies = client.kv("users").multi_get(keys)
         expected = users.multi_get(keys)
-        assert list(found) == list(expected)
-        assert found == expected
+        assert list(replies) == list(expected)
+        assert replies == expected
     assert len(gateway._snapshots) == 0

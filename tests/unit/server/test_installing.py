@@ -62,12 +62,12 @@ def _write(disk: SimulatedDisk, files: dict[str, bytes]) -> None:
 
 
 def _contents(disk: SimulatedDisk) -> dict[str, bytes]:
-    found = {}
+    contents = {}
     for path in walk(disk, ROOT):
         file = disk.open(f"{ROOT}/{path}")
-        found[path] = file.pread(file.size(), 0)
+        contents[path] = file.pread(file.size(), 0)
         file.close()
-    return found
+    return contents
 
 
 def _member() -> SimulatedDisk:
@@ -96,16 +96,16 @@ def test_a_crash_at_any_operation() -> None:
             restored = image.restore(mode)
             again = finish_installation(restored, ROOT)
             assert not finish_installation(restored, ROOT)
-            found, state = _contents(restored), StateFile(restored, f"{ROOT}/raft").state
+            contents, state = _contents(restored), StateFile(restored, f"{ROOT}/raft").state
             assert (state.term, state.vote, state.life) == (5, "b", 77)
             if state.bases == (BASE,):
                 news += 1
-                assert {path: data for path, data in found.items() if path not in ("STORE", "raft")} == NEW
+                assert {path: data for path, data in contents.items() if path not in ("STORE", "raft")} == NEW
                 assert read_identity(restored, ROOT) == StoreIdentity(ORIGIN, CLUSTER)
             else:
                 olds += 1
                 assert not again
-                assert OLD.items() <= found.items()
+                assert OLD.items() <= contents.items()
     assert olds > 50
     assert news > 30
 
@@ -158,10 +158,10 @@ def _sstable(sealing: Sealing) -> dict[str, bytes]:
 def test_a_damaged_sstable_is_not_installed_whether_it_is_encrypted_or_not(which: str, encrypted: bool) -> None:
     """No key is here when a snapshot comes: blocks have checksums of their own."""
     sealing = Sealing(keys=TableKeyRing(lambda table: bytes(32), 2)) if encrypted else Sealing()
-    sound, disk = _sstable(sealing), _member()
-    middle = len(sound[which]) // 2
-    flipped = bytes([sound[which][middle] ^ 1])
-    damaged = sound | {which: sound[which][:middle] + flipped + sound[which][middle + 1 :]}
+    files, disk = _sstable(sealing), _member()
+    middle = len(files[which]) // 2
+    flipped = bytes([files[which][middle] ^ 1])
+    damaged = files | {which: files[which][:middle] + flipped + files[which][middle + 1 :]}
     with pytest.raises(CorruptionError, match="incoming-tables/2/0/5"):
         _fetch(disk, _Leader(damaged))
-    _fetch(disk, _Leader(sound))
+    _fetch(disk, _Leader(files))

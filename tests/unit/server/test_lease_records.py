@@ -156,10 +156,10 @@ def test_leases_end_although_their_record_fails(
         client.snapshot(lease_s=0.5)
         owner = service.service_of(store)
         assert owner is not None
-        held = owner.gateway()._snapshots
+        snapshots = owner.gateway()._snapshots
         records.error = OSError(errno.EIO, "Input/output error")
         tried = records.tried
-        await_true(lambda: len(held) == 0 and records.tried > tried)
+        await_true(lambda: len(snapshots) == 0 and records.tried > tried)
         records.error = None
         await_true(lambda: recorded(store) == LeaseRecord())
 
@@ -213,10 +213,10 @@ def test_an_interrupt_at_any_line_leaves_no_hold_and_no_lease_in_use() -> None:
     clock = FakeClock()
     with open_simulated(SimulatedDisk(), clock, SETTINGS) as store:
         leases, fs = store.readers, OsFileSystem()
-        held: LeasedObjects[int] = LeasedObjects(
+        objects: LeasedObjects[int] = LeasedObjects(
             lambda _: None, noun="snapshot", clock=clock, count_max=9, each_max=9, renew=leases.expect
         )
-        held.add("a", 1, client="a", lease_s=50.0)
+        objects.add("a", 1, client="a", lease_s=50.0)
         assert leases.expect(500.0)
 
         def hold() -> None:
@@ -228,14 +228,14 @@ def test_an_interrupt_at_any_line_leaves_no_hold_and_no_lease_in_use() -> None:
                 pass
 
         def use() -> None:
-            with held.use("a"):
+            with objects.use("a"):
                 pass
 
         for act in (hold, grant, use):
             for _ in every_point(act):
-                assert (leases.holders, leases._granting, held._entries["a"].users) == (0, 0, 0), where[-1]
-        held.close("a", "a")
-        assert not len(held)
+                assert (leases.holders, leases._granting, objects._entries["a"].users) == (0, 0, 0), where[-1]
+        objects.close("a", "a")
+        assert not len(objects)
 
 
 def test_a_use_that_begins_while_the_record_becomes_shorter_is_recorded() -> None:

@@ -74,8 +74,8 @@ def alone(members: Members) -> Member:
 
 
 def _payloads(store: Store) -> list[bytes]:
-    found: list[bytes] = store.queue("events").to_arrow()["payload"].to_pylist()
-    return found
+    payloads: list[bytes] = store.queue("events").to_arrow()["payload"].to_pylist()
+    return payloads
 
 
 def _again(members: Members) -> Store:
@@ -145,7 +145,7 @@ def test_a_record_under_another_number_is_not_applied(alone: Member, monkeypatch
 def test_a_forked_child_does_not_close_the_journal(members: Members, alone: Member) -> None:
     users = alone.store().kv("users")
     users.put(b"before", b"1", durable=True)
-    ready, told = os.pipe()
+    ready, release = os.pipe()
     child = os.fork()
     if child == 0:
         try:
@@ -157,10 +157,10 @@ def test_a_forked_child_does_not_close_the_journal(members: Members, alone: Memb
             os._exit(1)  # whatever happens, the child must not go on with the tests
     for number in range(20):
         users.put(b"%d" % number, b"v" * 100, durable=True)
-    os.write(told, b"x")
+    os.write(release, b"x")
     assert os.waitpid(child, 0)[1] == 0
     os.close(ready)
-    os.close(told)
+    os.close(release)
     users.put(b"after", b"1", durable=True)
     assert len(list(_again(members).kv("users").scan())) == 22
 

@@ -32,18 +32,18 @@ def test_masters_and_acknowledgements(tmp_path: Path) -> None:
         members.write(lambda store: _fill(store, b"a"))
         stores = members.await_agreement()
         leader = members.leader()
-        found = _masters(stores[leader])
-        assert set(found.values()) <= {"a", "b", "c"}
+        masters = _masters(stores[leader])
+        assert set(masters.values()) <= {"a", "b", "c"}
         for name, store in stores.items():
             assert store.statistics().member == name
-            assert _masters(store) == found
+            assert _masters(store) == masters
 
         def acknowledged() -> bool:
             now = stores[leader].statistics()
             return set(now.acknowledged.values()) == {now.durable_lsn}
 
         await_true(acknowledged, "acknowledgements of all members")
-        _check_metrics(stores[leader], found)
+        _check_metrics(stores[leader], masters)
         slow = members.followers()[0]
         members.stop(slow)
         store = members.leader_store()
@@ -57,7 +57,7 @@ def test_masters_and_acknowledgements(tmp_path: Path) -> None:
         members.await_agreement()
         assert members.members[slow].snapshots_taken == 0
         await_true(lambda: members.write(lambda store: _first_after_checkpoint(store) > at), "a shorter journal")
-        assert _masters(members.members[slow].store()) == found  # rebuilt from its journal and files
+        assert _masters(members.members[slow].store()) == masters  # rebuilt from its journal and files
         assert len({str(sorted(each.items())) for each in members.digests().values()}) == 1
 
 
@@ -107,14 +107,14 @@ def test_feeds_are_trimmed_alike_on_every_member(tmp_path: Path) -> None:
 
         members.write(write)
         stores = members.await_agreement()
-        kept = {name: _changes(store) for name, store in stores.items()}
-        assert len(set(map(str, kept.values()))) == 1, kept
-        assert 0 < len(kept["a"]) < 10
+        lsns = {name: _changes(store) for name, store in stores.items()}
+        assert len(set(map(str, lsns.values()))) == 1, lsns
+        assert 0 < len(lsns["a"]) < 10
         for store in stores.values():  # a queue's feed is trimmed by each member: it frees files, and needs no record
             store._tasks.maintain_services()
             assert store.queue("events", create=False).changes().to_arrow().num_rows < 60
 
 
 def _changes(store: Store) -> list[int]:
-    found: list[int] = store.kv("users", create=False).changes().to_arrow()["_commit_version"].to_pylist()
-    return found
+    lsns: list[int] = store.kv("users", create=False).changes().to_arrow()["_commit_version"].to_pylist()
+    return lsns

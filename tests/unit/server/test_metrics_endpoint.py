@@ -32,8 +32,8 @@ def ask(store: Store, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", port_of(store)), timeout=20) as line:
         line.sendall(request)
         answer = b""
-        while received := line.recv(65_536):
-            answer += received
+        while data := line.recv(65_536):
+            answer += data
     return answer
 
 

@@ -90,8 +90,8 @@ def test_all_shards_of_a_table_are_cut_in_one_request(store: Store, client: Remo
     assert info is not None
     ranges = [(partition, b"00100", b"19000") for partition in partitions_of(info)]
     before = requests(store).get("CutRanges", 0)
-    with client.snapshot() as held:
-        port = held._port if snapshot else client.port
+    with client.snapshot() as remote_snapshot:
+        port = remote_snapshot._port if snapshot else client.port
         even = port.cut_ranges(ranges, 20)
         by_size = port.cut_ranges(ranges, 8, 1, 1 << 30)
         whole = port.cut_ranges(ranges, 8, 1 << 30, 1 << 30)

@@ -36,9 +36,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def gateway(store: Store, clock: FakeClock) -> Iterator[Gateway]:
     store._clock = SteadyClock(clock)
-    made = Gateway(store, random=system_random(), detached=True)
-    yield made
-    made.close()
+    opened = Gateway(store, random=system_random(), detached=True)
+    yield opened
+    opened.close()
 
 
 def take(gateway: Gateway, query: str = "", lease_s: float = 300.0) -> wire.SnapshotHandle:

@@ -43,34 +43,34 @@ def test_a_member_that_lost_its_disk_comes_back(cluster: LocalCluster) -> None:
     _fill(cluster.leader_store(), "first")
     for store in cluster.await_agreement().values():
         _cut(store)
-    gone = cluster.followers()[0]
-    cluster.stop(gone)
-    cluster.wipe(gone)
+    follower = cluster.followers()[0]
+    cluster.stop(follower)
+    cluster.wipe(follower)
     _fill(cluster.leader_store(), "second")
-    back = cluster.start(gone)
+    back = cluster.start(follower)
     digests = cluster.digests()
-    assert digests[gone] == digests[cluster.leader()]
-    assert set(digests[gone]) >= {"users", "events", "metrics", "docs"}
+    assert digests[follower] == digests[cluster.leader()]
+    assert set(digests[follower]) >= {"users", "events", "metrics", "docs"}
     assert back.snapshots_taken == 1
     await_true(lambda: not back.is_joining, "its vote")
-    other = next(name for name in cluster.followers() if name != gone)
+    other = next(name for name in cluster.followers() if name != follower)
     cluster.stop(other)  # it counts again
     _fill(cluster.leader_store(), "third")
-    assert not [path for path in (cluster.folder / gone).iterdir() if path.name.startswith(INCOMING)]
+    assert not [path for path in (cluster.folder / follower).iterdir() if path.name.startswith(INCOMING)]
 
 
 def test_a_dead_follower_does_not_keep_the_journal(cluster: LocalCluster) -> None:
     _fill(cluster.leader_store(), "first")
     cluster.await_agreement()
-    gone = cluster.followers()[0]
-    cluster.stop(gone)
+    follower = cluster.followers()[0]
+    cluster.stop(follower)
     for number in range(6):
         _fill(cluster.leader_store(), f"while it is away {number}")
         _cut(cluster.leader_store())
     assert len(list((cluster.folder / cluster.leader() / "journal").iterdir())) <= 4
-    back = cluster.start(gone)
+    back = cluster.start(follower)
     digests = cluster.digests()
-    assert digests[gone] == digests[cluster.leader()]
+    assert digests[follower] == digests[cluster.leader()]
     assert back.snapshots_taken == 1
 
 
@@ -80,9 +80,9 @@ def test_rows_in_files_reach_every_member(cluster: LocalCluster) -> None:
     store.kv("loaded")
     assert store.load("loaded", rows, token=("loader", 1)).rows == 60_000
     assert store.load("loaded", rows, token=("loader", 1)).duplicate
-    found = {name: digests["loaded"] for name, digests in cluster.digests().items()}
-    assert len(set(found.values())) == 1
-    assert found["a"].startswith("60000:")
+    table_digests = {name: digests["loaded"] for name, digests in cluster.digests().items()}
+    assert len(set(table_digests.values())) == 1
+    assert table_digests["a"].startswith("60000:")
     cluster.stop(cluster.leader())  # who leads next has the files, too
     assert sum(1 for _ in cluster.write(lambda store: store.kv("loaded")).scan()) == 60_000
 
@@ -96,9 +96,9 @@ def test_an_interrupted_snapshot_goes_on(cluster: LocalCluster, monkeypatch: pyt
     cluster.leader_store().load("loaded", rows)
     for store in cluster.await_agreement().values():
         _cut(store)
-    gone = cluster.followers()[0]
-    cluster.stop(gone)
-    cluster.wipe(gone)
+    follower = cluster.followers()[0]
+    cluster.stop(follower)
+    cluster.wipe(follower)
     taken: list[Any] = []
     fetch = installing.SnapshotTaker._fetch_file
 
@@ -110,10 +110,10 @@ def test_an_interrupted_snapshot_goes_on(cluster: LocalCluster, monkeypatch: pyt
                 raise OSError(5, "the network is away")
 
     monkeypatch.setattr(installing.SnapshotTaker, "_fetch_file", failing)
-    back = cluster.start(gone)
+    back = cluster.start(follower)
     digests = cluster.digests()
-    assert digests[gone] == digests[cluster.leader()]
+    assert digests[follower] == digests[cluster.leader()]
     assert back.snapshots_taken == 1
     assert len(taken) >= 2
     assert taken[-1].kept_bytes > 1 << 20
-    assert OsFileSystem().exists(f"{cluster.folder}/{gone}/raft")
+    assert OsFileSystem().exists(f"{cluster.folder}/{follower}/raft")

@@ -52,9 +52,9 @@ def number(store: Store, name: str) -> int:
     return info.table_id
 
 
-def rows(**given: bytes) -> bytes:
+def rows(**values: bytes) -> bytes:
     section = kv_section.Rows()
-    section.update({key.encode(): value for key, value in given.items()})
+    section.update({key.encode(): value for key, value in values.items()})
     return kv_section.encode(section)
 
 
@@ -207,8 +207,8 @@ def violations(store: Store, gateway: Gateway) -> list[str]:
 
 
 def test_every_request_asks_for_its_right_first(store: Store, gateway: Gateway) -> None:
-    known = {type(request) for _, request in requests(store)} | NEEDS_NO_OTHER_TEST
-    assert known == {*get_args(wire.Request), *get_args(wire.Reading)}, "say here what a new request needs"
+    kinds = {type(request) for _, request in requests(store)} | NEEDS_NO_OTHER_TEST
+    assert kinds == {*get_args(wire.Request), *get_args(wire.Reading)}, "say here what a new request needs"
     assert violations(store, gateway) == []
 
 
@@ -259,14 +259,14 @@ def test_producers_may_be_shared_by_saying_so(store: Store, gateway: Gateway) ->
     text = ""
     for name, line in (("a", 'producers = "team"'), ("b", 'producers = "team"'), ("c", 'producers = ""'), ("d", "")):
         text += f'[tokens.{name}]\nsha256 = "{"0" * 63}{name}"\nrights = {{ users = "write" }}\n{line}\n'
-    found = {rights.client: rights for _, rights in Tokens.parse(text)._listed}
-    assert verdict(gateway, ("p", 1), found["a"]) == Verdict.ACCEPTED
-    assert verdict(gateway, ("p", 1), found["b"]) == Verdict.DUPLICATE
-    assert verdict(gateway, ("p", 1), found["d"]) == Verdict.ACCEPTED
+    rights_by_client = {rights.client: rights for _, rights in Tokens.parse(text)._listed}
+    assert verdict(gateway, ("p", 1), rights_by_client["a"]) == Verdict.ACCEPTED
+    assert verdict(gateway, ("p", 1), rights_by_client["b"]) == Verdict.DUPLICATE
+    assert verdict(gateway, ("p", 1), rights_by_client["d"]) == Verdict.ACCEPTED
     with store.batch(token=("p", 1)) as batch:
         batch.kv("users").put(b"a", b"3")
     assert not batch.duplicate
-    assert verdict(gateway, ("p", 1), found["c"]) == Verdict.DUPLICATE
+    assert verdict(gateway, ("p", 1), rights_by_client["c"]) == Verdict.DUPLICATE
     for bad in ('producers = "a/b"', 'producers = "a\\u0000b"', f'producers = "{"x" * 101}"'):
         with pytest.raises(Invalid, match="name"):
             Tokens.parse(f'[tokens.a]\nsha256 = "{"0" * 64}"\nrights = {{}}\n{bad}\n')
@@ -331,7 +331,7 @@ def test_a_client_that_went_away_leaves_nothing(store: Store, gateway: Gateway) 
     """Also one that never began to read its answer."""
     store.kv("users").put_many({b"%05d" % n: bytes(2_000) for n in range(5_000)}, durable=True)
     shard = number(store, "users") << 16
-    kept = [
+    answers = [
         gateway.answering(wire.pack(wire.Lookup("", shard, [b"00001"])), READER),
         gateway.page(wire.pack(wire.Scan("s", "", shard, b"", None, True)), READER)[1],
     ]
@@ -340,7 +340,7 @@ def test_a_client_that_went_away_leaves_nothing(store: Store, gateway: Gateway) 
     reading, memory = gateway._work.slots["reading"].taken, gateway._work.memory.taken
     assert reading["reader"] == 3
     assert memory["reader"] > 0
-    del kept, began
+    del answers, began
     assert not reading
     assert not memory
     list(gateway.page(wire.pack(wire.More("s")), READER)[1])  # nobody uses it any more: it is there for the next
@@ -372,10 +372,13 @@ def test_a_client_hears_of_troubles_with_its_own_tables_only(
         return [Trouble(name, 0, f"{store.path}/tables is odd", 7) for name in ("users", "secrets", "ledger")]
 
     monkeypatch.setattr(store, "troubles", troubles)
-    some = Rights(client="some", tables={"users": "read"})
-    for rights, seen in ((some, [("users", "tables is odd")]), (LOCAL, [(t.table, t.reason) for t in troubles()])):
+    reader = Rights(client="some", tables={"users": "read"})
+    for rights, expected in (
+        (reader, [("users", "tables is odd")]),
+        (LOCAL, [(t.table, t.reason) for t in troubles()]),
+    ):
         answer = wire.unpack(gateway.answer(wire.pack(wire.ListTroubles()), rights), list[Trouble])
-        assert [(trouble.table, trouble.reason) for trouble in answer] == seen
+        assert [(trouble.table, trouble.reason) for trouble in answer] == expected
 
 
 def test_a_backup_is_made_for_a_process_of_this_machine_alone(store: Store, gateway: Gateway, tmp_path: Path) -> None:
