@@ -38,7 +38,7 @@ def main(master: str, folder: str, *stores: str) -> None:
         spark__sql__codegen__wholeStage="false",  # of plans that run once or twice
         spark__sql__codegen__factoryMode="NO_CODEGEN",
     )
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for name, path in (store.split("=", 1) for store in stores):
         executors = look(spark, path)
         for table in ("users", "events"):
@@ -47,14 +47,14 @@ def main(master: str, folder: str, *stores: str) -> None:
         for version in (1, 2):
             load(spark, path, version)
         progress = stream(spark, path)
-        told[name] = {
+        report[name] = {
             "executors": executors,
             "batches": progress.batches,
             "rows_in": progress.rows_in,
             "done": penstock.spark.maintain(spark, path, once=True),
         }
     spark.stop()
-    print(json.dumps({**told, "driver": os.getpid()}), flush=True)
+    print(json.dumps({**report, "driver": os.getpid()}), flush=True)
 
 
 def look(spark: Any, path: str) -> list[Any]:
@@ -68,9 +68,9 @@ def look(spark: Any, path: str) -> list[Any]:
         for _ in batches:
             time.sleep(0.5)  # so that no executor does the work of both
             folder = ref.store().path
-            seen = os.listdir(folder) if os.path.isdir(folder) else []
+            names = os.listdir(folder) if os.path.isdir(folder) else []
             yield pa.RecordBatch.from_pylist(
-                [{"executor": os.getcwd(), "files": len(seen), "maps": ref.root is not None}]
+                [{"executor": os.getcwd(), "files": len(names), "maps": ref.root is not None}]
             )
 
     rows = spark.range(0, 2, 1, 2).mapInArrow(task, "executor string, files long, maps boolean").collect()

@@ -24,7 +24,7 @@ class FaultProxy:
         self._target = target
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = ("127.0.0.1", int(self._server.getsockname()[1]))
-        self.held = {"to": False, "from": False}  # the callee hears nothing; the caller hears nothing
+        self.holds = {"to": False, "from": False}  # the callee hears nothing; the caller hears nothing
         self.delay = False
         self._sockets: list[socket.socket] = []
         self._closed = False
@@ -51,7 +51,7 @@ class FaultProxy:
             while data := source.recv(1 << 16):
                 if self.delay:
                     time.sleep(random.random() * DELAY_S)
-                while self.held[direction] and source.fileno() >= 0:
+                while self.holds[direction] and source.fileno() >= 0:
                     time.sleep(0.02)
                 target.sendall(data)
         for each in (source, target):
@@ -61,8 +61,8 @@ class FaultProxy:
 
     def heal(self) -> None:
         """End what was wrong; connections from that time are closed."""
-        was_held, self.held, self.delay = any(self.held.values()), {"to": False, "from": False}, False
-        if was_held:
+        was_holding, self.holds, self.delay = any(self.holds.values()), {"to": False, "from": False}, False
+        if was_holding:
             for each in self._sockets:
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
@@ -70,5 +70,5 @@ class FaultProxy:
     def close(self) -> None:
         self._closed = True
         self._server.close()
-        self.held = {"to": True, "from": True}
+        self.holds = {"to": True, "from": True}
         self.heal()

@@ -54,14 +54,14 @@ class FaultyCluster:
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.proxies: dict[tuple[str, str], FaultProxy] = {}
         for name in NAMES:
-            seen = dict(self._files.addresses)
+            addresses = dict(self._files.addresses)
             for other in NAMES:
                 if other < name:  # the one whose name sorts later calls; snapshots are asked for directly
                     self.proxies[name, other] = proxy = FaultProxy(self._files.addresses[other])
-                    seen[other] = proxy.address
-            config = {"cluster": CLUSTER.hex(), "members": seen, "clients": self._files.served[name]}
+                    addresses[other] = proxy.address
+            config = {"cluster": CLUSTER.hex(), "members": addresses, "clients": self._files.served[name]}
             (self.folder / f"{name}.json").write_text(json.dumps(config))
-        self.told: set[str] = set()
+        self.acknowledged: set[str] = set()
         self._lasts = False  # a row that lasts for a while cannot have expired
         self.tried = 0
         self.history: dict[str, list[Operation]] = {"x": [], "y": []}
@@ -143,7 +143,7 @@ class FaultyCluster:
                         batch.queue("events").put(key.encode())
                         batch.series("metrics").write("count", float(count), labels={"writer": str(number)}, time=count)
                         batch.vector("docs").upsert([key], [[float(count), 1.0]])
-                    self.told.add(key)
+                    self.acknowledged.add(key)
                 except PenstockError:  # it may be there or not; the connection goes on with the next
                     with suppress(PenstockError):
                         store.recover()
@@ -171,8 +171,8 @@ class FaultyCluster:
                 time.sleep(0.05)
 
     def await_progress(self, more: int = 3) -> None:
-        wanted = len(self.told) + more
-        await_true(lambda: len(self.told) >= wanted, f"{more} more acknowledged writes", PROGRESS_S)
+        count_min = len(self.acknowledged) + more
+        await_true(lambda: len(self.acknowledged) >= count_min, f"{more} more acknowledged writes", PROGRESS_S)
 
     # -- faults
 
@@ -193,38 +193,38 @@ class FaultyCluster:
         self._lasts = time.monotonic() - began_s < LASTING_S / 2
         self.end_clients()
 
-    def _inject(self, what: str, chance: random.Random) -> None:
-        self.done[what] += 1
+    def _inject(self, fault: str, chance: random.Random) -> None:
+        self.done[fault] += 1
         leader = self.leader()
         follower = chance.choice([name for name in NAMES if name != leader])
-        name = leader if what == "kill" or (what != "follower" and chance.random() < 0.5) else follower
-        if what in ("kill", "follower"):
+        name = leader if fault == "kill" or (fault != "follower" and chance.random() < 0.5) else follower
+        if fault in ("kill", "follower"):
             self.kill(name)
             self.await_progress()
             assert self.start(name), self.log_of(name)
-        elif what == "all":
+        elif fault == "all":
             for each in NAMES:
                 self.kill(each)
             for each in NAMES:
                 assert self.start(each), self.log_of(each)
-        elif what == "stop":
+        elif fault == "stop":
             os.kill(self.processes[name].pid, signal.SIGSTOP)
             time.sleep(chance.random() * FAULT_S)
             self.await_progress()
             os.kill(self.processes[name].pid, signal.SIGCONT)
-        elif what in ("one-way", "partition", "delay"):
-            self._disturb(what, name, chance)
-        elif what == "noise":
+        elif fault in ("one-way", "partition", "delay"):
+            self._disturb(fault, name, chance)
+        elif fault == "noise":
             for each in NAMES:
                 self.tell(each, "noise 0.2")
             self.await_progress(5)
             for each in NAMES:
                 self.tell(each, "noise 0")
-        elif what == "full":
+        elif fault == "full":
             self.tell(name, "full 1")
             self.await_progress()
             self.tell(name, "full 0")
-        elif what == "restarts":
+        elif fault == "restarts":
             self.kill(name)
             for _ in range(3):
                 process = self._spawn(name)
@@ -232,26 +232,26 @@ class FaultyCluster:
                 process.kill()
                 process.communicate()
             assert self.start(name), self.log_of(name)
-        elif what == "jump":
+        elif fault == "jump":
             self._set_clock(name, chance.choice((-3_600, 3_600)))
             self.kill(leader)  # so that another clock counts
             self.await_progress()
             assert self.start(leader), self.log_of(leader)
-        elif what == "strangers":
+        elif fault == "strangers":
             self._use_up_descriptors(name)
-        elif what in ("damage", "wipe"):
-            self._lose_disk(what, follower)
+        elif fault in ("damage", "wipe"):
+            self._lose_disk(fault, follower)
 
-    def _disturb(self, what: str, name: str, chance: random.Random) -> None:
+    def _disturb(self, fault: str, name: str, chance: random.Random) -> None:
         """Let a member not hear the others, not be heard, or both; or delay everything."""
         deaf = chance.random() < 0.5
         for (caller, callee), proxy in self.proxies.items():
-            if what == "delay":
+            if fault == "delay":
                 proxy.delay = True
             elif name in (caller, callee):
                 hears = "from" if caller == name else "to"
                 speaks = "to" if caller == name else "from"
-                proxy.held = {hears: deaf or what == "partition", speaks: not deaf or what == "partition"}
+                proxy.holds = {hears: deaf or fault == "partition", speaks: not deaf or fault == "partition"}
         time.sleep(chance.random() * FAULT_S)  # shorter and longer than an election
         self.await_progress()
         for proxy in self.proxies.values():
@@ -279,11 +279,11 @@ class FaultyCluster:
             stranger.close()
         resource.prlimit(process, resource.RLIMIT_NOFILE, limits)
 
-    def _lose_disk(self, what: str, name: str) -> None:
+    def _lose_disk(self, fault: str, name: str) -> None:
         """Damage a journal or remove it; a damaged one is refused at the start, and its disk replaced."""
         self.kill(name)
         self.await_progress()
-        if what == "damage":
+        if fault == "damage":
             segments = sorted((self.folder / name / "journal").iterdir())
             with segments[0].open("r+b") as file:
                 file.seek(300)
@@ -300,14 +300,14 @@ class FaultyCluster:
         """Whether a member has a store that has the newest rows of another one."""
         host, port = self._files.served[name]
         authority = self.folder / "certificates" / "authority.pem"
-        wanted = max(self.told, key=lambda key: int(key.split("-")[1]))
+        newest_key = max(self.acknowledged, key=lambda key: int(key.split("-")[1]))
         with (
             suppress(PenstockError),
             penstock.connect(
                 f"penstock://{host}:{port}", token="admin-secret", authority=authority, reads="local", timeout_s=5
             ) as store,
         ):
-            return store.kv("rows", create=False).get(wanted.encode()) is not None
+            return store.kv("rows", create=False).get(newest_key.encode()) is not None
         return False
 
     def log_of(self, name: str) -> str:
@@ -338,7 +338,7 @@ class FaultyCluster:
             for name, store in stores.items():
                 rows = dict(store.kv("rows").scan())
                 events = store.queue("events").to_arrow()
-                lost = self.told - {key.decode() for key in rows}
+                lost = self.acknowledged - {key.decode() for key in rows}
                 assert not lost, f"{name} lost {len(lost)} acknowledged writes: {sorted(lost)[:5]}"
                 payloads = Counter(events["payload"].to_pylist())
                 assert set(payloads) == set(rows)

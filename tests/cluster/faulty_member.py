@@ -148,10 +148,10 @@ def _add_noise() -> None:
     def noisy(link: TcpLink, member: str, message: Any) -> None:
         due = [(member, message)]
         if chance.random() < Faults.noise:
-            what = chance.choice(("twice", "later", "lost"))
-            if what == "twice":
+            fate = chance.choice(("twice", "later", "lost"))
+            if fate == "twice":
                 due *= 2
-            elif what == "later":
+            elif fate == "later":
                 waiting.append(due.pop())
             else:
                 due.clear()
@@ -185,8 +185,8 @@ def main(folder: Path, name: str) -> None:
     )
     print("ready", flush=True)
     for line in sys.stdin:
-        what, value = line.split()
-        setattr(Faults, what, float(value) if what in ("noise", "jump") else bool(int(value)))
+        fault, value = line.split()
+        setattr(Faults, fault, float(value) if fault in ("noise", "jump") else bool(int(value)))
         print("done", flush=True)
     Faults.full, Faults.noise = False, 0.0
     member.close()

@@ -24,15 +24,15 @@ class Operation:
 def is_linearizable(history: list[Operation], initial: bytes | None = None) -> bool:
     """Whether some order explains every value that was read."""
     operations = sorted((each for each in history if each.is_write or each.end < math.inf), key=lambda one: one.begin)
-    left, seen = frozenset(range(len(operations))), set[tuple[frozenset[int], bytes | None]]()
+    left, states = frozenset(range(len(operations))), set[tuple[frozenset[int], bytes | None]]()
     stack = [(left, initial)]
     while stack:
         left, value = stack.pop()
         if all(operations[number].end == math.inf for number in left):
             return True
-        if (left, value) in seen:
+        if (left, value) in states:
             continue
-        seen.add((left, value))
+        states.add((left, value))
         first_end = min(operations[number].end for number in left)
         for number in left:
             operation = operations[number]

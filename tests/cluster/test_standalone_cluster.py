@@ -82,9 +82,9 @@ def running(command: list[str], log: Path, **variables: str) -> Iterator[subproc
 def wait_for(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
     """Wait until a process says something."""
     deadline_s = time.monotonic() + DAEMON_S
-    while (found := re.search(pattern, log.read_text(errors="replace"))) is None:
+    while (match := re.search(pattern, log.read_text(errors="replace"))) is None:
         check_alive(process, log, deadline_s)
-    return found[1]
+    return match[1]
 
 
 def check_alive(process: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
@@ -115,9 +115,9 @@ def cluster(folder: Path, prefix: list[str]) -> Iterator[tuple[str, set[int]]]:
 
     with ExitStack() as stack:
         address = wait_for(*start("master", "master.Master"), r"Starting Spark master at (spark://\S+)")
-        given = ["--cores", "1", "--memory", "512m", "--work-dir"]
+        options = ["--cores", "1", "--memory", "512m", "--work-dir"]
         names = ["worker-1", "worker-2"]
-        workers = [start(name, "worker.Worker", *given, str(folder / name), address) for name in names]
+        workers = [start(name, "worker.Worker", *options, str(folder / name), address) for name in names]
         for worker, log in workers:
             wait_for(worker, log, "(Successfully registered with master)")
         yield address, {worker.pid for worker, _ in workers}
@@ -125,33 +125,33 @@ def cluster(folder: Path, prefix: list[str]) -> Iterator[tuple[str, set[int]]]:
 
 def ancestry(process: int) -> set[int]:
     """A process and those above it."""
-    found = set()
+    ancestors = set()
     while process:
         try:
             stat = Path(f"/proc/{process}/stat").read_text()
         except OSError:  # it has ended
             break
-        found.add(process)
+        ancestors.add(process)
         process = int(stat.rpartition(")")[2].split()[1])
-    return found
+    return ancestors
 
 
 class Lineage:
     """Remembers who stood above each process: Spark's may have ended by the time that their files are looked at."""
 
     def __init__(self) -> None:
-        self._known: dict[int, set[int]] = {}
+        self._ancestries: dict[int, set[int]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
     def _watch(self) -> None:
         while not self._stop.wait(0.02):
             for entry in os.listdir("/proc"):
-                if entry.isdigit() and int(entry) not in self._known:
-                    self._known[int(entry)] = ancestry(int(entry))
+                if entry.isdigit() and int(entry) not in self._ancestries:
+                    self._ancestries[int(entry)] = ancestry(int(entry))
 
     def of(self, process: int) -> set[int]:
-        return self._known.get(process, set())
+        return self._ancestries.get(process, set())
 
     def __enter__(self) -> Lineage:
         self._thread.start()
@@ -174,10 +174,10 @@ class Case:
     loaded: Any = None  # the table when the driver had written
     written: dict[str, set[int]] | None = None  # its files then, and by which processes
     compacted: dict[str, set[int]] | None = None
-    told: Any = None  # by the driver
+    report: Any = None  # by the driver
     driver: int = 0
     workers: frozenset[int] = frozenset()
-    asked: int = 0  # for how many ranges of rows tasks asked the owner
+    owner_scans: int = 0  # for how many ranges of rows tasks asked the owner
     folder: Path = Path()
 
 
@@ -197,13 +197,13 @@ def makers(store: Store, name: str, lineage: Lineage) -> dict[str, set[int]]:
     """The files of a table: for each, the process that built it by its own account, and those above that one."""
     info = store.port.table(name)
     assert info is not None
-    found = {}
+    lineages = {}
     for _, row in store._manifest.scan_chunks(info.table_id):
         if not row.staged:
             with pa.OSFile(f"{store.path}/{row.file_name}") as file:
                 maker = pa.ipc.open_file(file).schema.metadata.get(b"penstock.maker", b":0")
-            found[row.file_name] = lineage.of(int(maker.rpartition(b":")[2]))
-    return found
+            lineages[row.file_name] = lineage.of(int(maker.rpartition(b":")[2]))
+    return lineages
 
 
 @contextmanager
@@ -228,23 +228,23 @@ def stores(folder: Path) -> Iterator[tuple[list[Case], list[str]]]:
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]:
-    folder, asked = tmp_path_factory.mktemp("cluster"), list[str]()
+    folder, scan_paths = tmp_path_factory.mktemp("cluster"), list[str]()
     begin = Gateway._begin
 
     def noted(self: Gateway, scan: wire.Scan, rights: Rights) -> None:
         if scan.snapshot:  # of a batch read: streams read what comes from the owner, wherever they are
-            asked.append(self._store.path)
+            scan_paths.append(self._store.path)
         begin(self, scan, rights)
 
-    with pytest.MonkeyPatch.context() as patch, stores(folder) as (found, prefix):
+    with pytest.MonkeyPatch.context() as patch, stores(folder) as (case_list, prefix):
         patch.setattr(Gateway, "_begin", noted)
         patch.setattr("penstock.lsm.merge_offers.PART_BYTES_MIN", 1)  # a small compaction, and yet in several parts
         with cluster(folder, prefix) as (address, workers):
-            told = drive(folder, prefix, address, found)
-        for case in found:
-            case.told, case.driver, case.workers = told[case.name], told["driver"], frozenset(workers)
-            case.asked, case.folder = asked.count(case.store.path), folder
-        yield {case.name: case for case in found}
+            report = drive(folder, prefix, address, case_list)
+        for case in case_list:
+            case.report, case.driver, case.workers = report[case.name], report["driver"], frozenset(workers)
+            case.owner_scans, case.folder = scan_paths.count(case.store.path), folder
+        yield {case.name: case for case in case_list}
 
 
 def drive(folder: Path, prefix: list[str], address: str, cases: list[Case]) -> Any:
@@ -286,31 +286,33 @@ def check_makers(case: Case, files: dict[str, set[int]] | None, workers: int) ->
 
 
 def test_what_executors_see(case: Case) -> None:
-    seen = case.name == "shared"
-    assert len({one["executor"] for one in case.told["executors"]}) == 2
-    assert [(one["files"] > 0, one["maps"]) for one in case.told["executors"]] == [(seen, seen)] * 2
+    is_shared = case.name == "shared"
+    assert len({executor["executor"] for executor in case.report["executors"]}) == 2
+    assert [(executor["files"] > 0, executor["maps"]) for executor in case.report["executors"]] == [
+        (is_shared, is_shared)
+    ] * 2
 
 
 def test_a_read(case: Case) -> None:
     for name, order in (("users", ["key"]), ("events", ["shard", "sequence"])):
         expected = case.store.table(name).to_arrow().sort_by([(column, "ascending") for column in order])
-        found = pq.read_table(case.folder / f"{case.name}-{name}.parquet")
-        found = found.sort_by([(column, "ascending") for column in order])
+        rows = pq.read_table(case.folder / f"{case.name}-{name}.parquet")
+        rows = rows.sort_by([(column, "ascending") for column in order])
         assert len(expected) == (USERS if name == "users" else EVENTS)
-        assert found.cast(expected.schema).equals(expected)
+        assert rows.cast(expected.schema).equals(expected)
     # Who sees the files asks the owner for no row of them, and who does not for all.
-    assert (case.asked == 0) == (case.name == "shared")
+    assert (case.owner_scans == 0) == (case.name == "shared")
 
 
 def test_a_write(case: Case) -> None:
-    found = dict(zip(*(case.loaded.column(name).to_pylist() for name in ("key", "value")), strict=True))
-    assert found == {b"%08d" % n: b"version %d of %040d" % (1 if n % 2 else 2, n) for n in range(LOADED)}
+    rows = dict(zip(*(case.loaded.column(name).to_pylist() for name in ("key", "value")), strict=True))
+    assert rows == {b"%08d" % n: b"version %d of %040d" % (1 if n % 2 else 2, n) for n in range(LOADED)}
     check_makers(case, case.written, workers=2)
 
 
 def test_a_stream(case: Case) -> None:
-    assert case.told["batches"] >= 1
-    assert case.told["rows_in"] == EVENTS
+    assert case.report["batches"] >= 1
+    assert case.report["rows_in"] == EVENTS
     assert case.store.queue("events").consumer("c").lag == 0
     assert dict(case.store.kv("totals", value="int64").items()) == {
         b"d%02d" % n: len(range(n, EVENTS, DEVICES)) for n in range(DEVICES)
@@ -320,7 +322,7 @@ def test_a_stream(case: Case) -> None:
 
 
 def test_a_compaction(case: Case) -> None:
-    assert case.told["done"] == 1
+    assert case.report["done"] == 1
     assert case.store.kv("loaded").to_arrow().equals(case.loaded)
     assert case.written is not None
     assert case.compacted is not None

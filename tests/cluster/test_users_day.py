@@ -82,9 +82,9 @@ class Day:
         return run(str(self._bin / "penstock"), *map(str, arguments), env=self.env, cwd=self.folder)
 
     def done(self, process: subprocess.Popen[str]) -> str:
-        told, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, (self.folder / "log").read_text()[-4_000:]
-        return told
+        return output
 
     def end(self) -> None:
         for process in self._running:
@@ -103,7 +103,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.wait(60)
 
 
-def told(process: subprocess.Popen[str], lines: int = 1) -> None:
+def await_lines(process: subprocess.Popen[str], lines: int = 1) -> None:
     """Wait until a process has printed some lines."""
     assert process.stdout is not None
     for _ in range(lines):
@@ -130,15 +130,15 @@ def test_every_line_counts_once(day: Day, installed: Path) -> None:
     driver = day.start("route", day.store, checkpoint, "on")
     producers = {name: day.start("produce", day.store, name, LINES) for name in SERVICES}
     first, second = (day.start("count", day.store, stop) for _ in range(2))
-    told(producers["search"], 5)
+    await_lines(producers["search"], 5)
     kill(producers.pop("search"))
-    told(first)
+    await_lines(first)
     kill(first)
     for owner in owners(day.store):
         os.kill(owner, signal.SIGKILL)
 
     # Noon: the driver is killed with its JVM, and the checkpoint is gone.
-    told(driver)
+    await_lines(driver)
     kill(driver)
     shutil.rmtree(checkpoint)
     assert "lines" in day.command("table", "list", day.store)
@@ -156,17 +156,17 @@ def test_every_line_counts_once(day: Day, installed: Path) -> None:
 
     # The evening.
     assert day.command("check", day.store) == "all is well\n"
-    found = json.loads(day.done(day.start("report", day.store)))
+    report = json.loads(day.done(day.start("report", day.store)))
     broken = [
         ("not JSON" if line(name, number).startswith(b"not") else "no service", line(name, number).decode())
         for name in SERVICES
         for number in range(7, LINES, 50)
     ]
-    assert found["installed"].startswith(str(installed))
-    assert found["lines"] == [[name, LINES, LINES] for name in sorted(SERVICES)]
-    assert found["seen"] == dict.fromkeys(SERVICES, LINES)
-    assert found["errors"] == dict.fromkeys(SERVICES, LINES // 10)
-    assert found["totals"] == dict.fromkeys(SERVICES.values(), LINES - LINES // 50)
-    assert found["dead"] == sorted(map(list, broken))
-    assert found["check"] == []
+    assert report["installed"].startswith(str(installed))
+    assert report["lines"] == [[name, LINES, LINES] for name in sorted(SERVICES)]
+    assert report["seen"] == dict.fromkeys(SERVICES, LINES)
+    assert report["errors"] == dict.fromkeys(SERVICES, LINES // 10)
+    assert report["totals"] == dict.fromkeys(SERVICES.values(), LINES - LINES // 50)
+    assert report["dead"] == sorted(map(list, broken))
+    assert report["check"] == []
     until(lambda: not owners(day.store))

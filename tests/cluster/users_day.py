@@ -60,10 +60,10 @@ def count(path: str, stop: str) -> None:
                         return
                     continue
                 with store.batch() as batch:
-                    seen, errors = batch.kv("seen", value="int64"), batch.kv("errors", value="int64")
+                    line_counts, errors = batch.kv("seen", value="int64"), batch.kv("errors", value="int64")
                     for message in messages:
                         assert message.key is not None
-                        seen.merge(message.key, 1, operator="add_i64")
+                        line_counts.merge(message.key, 1, operator="add_i64")
                         if b'"error"' in message.payload:
                             errors.merge(message.key, 1, operator="add_i64")
                     consumer.ack(messages, batch=batch)

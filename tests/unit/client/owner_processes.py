@@ -22,7 +22,7 @@ HANGS_S = 60.0  # a call with a deadline of a second or two that is not back by 
 
 def owners(path: Path) -> list[int]:
     """The detached owners of a store, by their command lines."""
-    found = []
+    process_ids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -31,8 +31,8 @@ def owners(path: Path) -> list[int]:
             except OSError:
                 continue
             if b"penstock.server" in command and os.fsencode(path) in command and state != "Z":
-                found.append(int(entry.name))
-    return found
+                process_ids.append(int(entry.name))
+    return process_ids
 
 
 def until(condition: Any, seconds: float = 30.0) -> None:
@@ -58,7 +58,7 @@ def script(code: str, *arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE)
 
 
-def said(process: subprocess.Popen[bytes]) -> str:
+def output_of(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     with process:
         return process.stdout.read().decode().strip()

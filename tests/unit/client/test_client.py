@@ -71,85 +71,89 @@ def in_process(code: str, *arguments: object, timeout_s: float = 60.0) -> Any:
 
 
 def use_kv(store: Tables) -> list[Any]:
-    said: list[Any] = []
+    answers: list[Any] = []
     users = store.kv("users", shards=3)
     users.put(b"ada", b"1815")
     users[b"bob"] = b""
     users.put_many({b"k%03d" % n: b"v%d" % n for n in range(500)})
-    said += [users[b"ada"], users.get(b"none"), users.get(b"none", 7), b"bob" in users, b"eve" in users]
-    said += [users.multi_get([b"k001", b"none", b"k499", b"ada"])]
+    answers += [users[b"ada"], users.get(b"none"), users.get(b"none", 7), b"bob" in users, b"eve" in users]
+    answers += [users.multi_get([b"k001", b"none", b"k499", b"ada"])]
     users.delete(b"k001")
     users.delete_range(b"k1", b"k2")
-    said += [list(users.scan(prefix=b"k0", limit=5)), list(users.scan(b"k45", b"k46", reverse=True)), len(list(users))]
+    answers += [
+        list(users.scan(prefix=b"k0", limit=5)),
+        list(users.scan(b"k45", b"k46", reverse=True)),
+        len(list(users)),
+    ]
     counts = store.kv("counts", value="int64")
     for _ in range(10):
         counts.merge(b"n", 5, operator="add_i64")
     counts.merge(b"n", 3, operator="min_i64")
-    said += [counts[b"n"]]
+    answers += [counts[b"n"]]
     texts = store.kv("texts", value="json")
     texts.put(b"a", {"x": [1, None, "é"]})
     texts.put(b"soon", 1, ttl_s=3600)
-    said += [dict(texts.items()), texts.to_arrow().drop_columns(["lsn"]).to_pylist(), texts.schema.names]
+    answers += [dict(texts.items()), texts.to_arrow().drop_columns(["lsn"]).to_pylist(), texts.schema.names]
     with pytest.raises(KeyError):
         users[b"k150"]
-    said += [sorted(store.tables()), users.shards, store.table("counts").get(b"n")]
-    return said
+    answers += [sorted(store.tables()), users.shards, store.table("counts").get(b"n")]
+    return answers
 
 
 def use_queue(store: Tables) -> list[Any]:
     events = store.queue("events", shards=2)
-    said: list[Any] = [events.append(b"first", key=b"k", time=-5)[:2]]
+    answers: list[Any] = [events.append(b"first", key=b"k", time=-5)[:2]]
     events.put_many([b"m%d" % n for n in range(50)], keys=[b"%d" % (n % 7) for n in range(50)])
     events.put(b"tokened", token=("p", 1))
     events.put(b"tokened", token=("p", 1))
-    said += [
+    answers += [
         [(m.sequence, m.key, m.payload) for m in events.read(1, 2, 5)],
         events.bounds(),
         events.to_arrow().num_rows,
     ]
     events.trim(3, shard=1, durable=True)
-    said += [events.bounds(), events.seek(0, shard=0)]
+    answers += [events.bounds(), events.seek(0, shard=0)]
     consumer = events.consumer("c", visibility_timeout_s=600.0)
     got = consumer.get(10)
     consumer.ack(got[:4])
-    said += [len(got), consumer.nack(got[4:6]), consumer.lag, consumer.position]
+    answers += [len(got), consumer.nack(got[4:6]), consumer.lag, consumer.position]
     again = consumer.get(2)
-    said += [sorted((m.shard, m.sequence, m.deliveries) for m in again)]
+    answers += [sorted((m.shard, m.sequence, m.deliveries) for m in again)]
     with pytest.raises(LeaseLost):
         consumer.ack(got[4:5])
     consumer.seek("earliest")
-    said += [consumer.lag, events.statistics().messages]
+    answers += [consumer.lag, events.statistics().messages]
     consumer.forget()
-    said += [consumer.get(timeout_s=0.0) != []]
-    return said
+    answers += [consumer.get(timeout_s=0.0) != []]
+    return answers
 
 
 def use_batches(store: Tables) -> list[Any]:
     users, events = store.kv("users"), store.queue("events")
-    said: list[Any] = []
+    answers: list[Any] = []
     for _ in range(2):
         with store.batch(token=("loader", 17)) as batch:
             batch.kv("users").put(b"ada", b"1852")
             batch.kv("users").delete_range(b"x", b"y")
             batch.queue("events").put(b"hello")
-        said.append(batch.duplicate)
+        answers.append(batch.duplicate)
     consumer = events.consumer("c")
     got = consumer.get()
     with store.batch() as batch:
         consumer.ack(got, batch=batch)
         batch.kv("users").put(b"seen", got[0].payload)
-    said += [users[b"seen"], consumer.lag]
+    answers += [users[b"seen"], consumer.lag]
     with pytest.raises(LeaseLost), store.batch() as batch:
         consumer.ack(got, batch=batch)
         batch.kv("users").put(b"seen", b"twice")
     with pytest.raises(ZeroDivisionError), store.batch() as batch:
         batch.kv("users").put(b"seen", b"never")
         _ = 1 / 0
-    said += [users[b"seen"]]
+    answers += [users[b"seen"]]
     store.batch(token=("old", 5_000)).commit()
     with pytest.raises(TokenTooOld):
         store.batch(token=("old", 1)).commit()
-    return said
+    return answers
 
 
 @pytest.mark.parametrize("use", [use_kv, use_queue, use_batches])
@@ -233,15 +237,13 @@ def test_pieces_read_from_files_are_what_the_owner_has(owner: Store, store: Remo
     compact(owner, "users")
     users.put(b"000000", b"new", durable=True)
     with store.snapshot() as snapshot:
-        found = []
+        rows = []
         for piece in snapshot.pieces("users", 4):
             batches = KV.read_piece(piece, store.path, store.identity)
             assert batches is not None
-            found += [
-                (key, value) for b in batches for key, value in zip(*map(b.column, ("key", "value")), strict=True)
-            ]
-        assert len(found) == 50_000
-        assert (found[0][0].as_py(), found[0][1].as_py()) == (b"000000", b"new")
+            rows += [(key, value) for b in batches for key, value in zip(*map(b.column, ("key", "value")), strict=True)]
+        assert len(rows) == 50_000
+        assert (rows[0][0].as_py(), rows[0][1].as_py()) == (b"000000", b"new")
 
 
 def compact(store: Store, name: str) -> None:
@@ -319,12 +321,12 @@ def test_scans_that_are_not_ended_are_let_go(owner: Store, store: RemoteStore) -
         next(scan)
     service = service_of(owner)
     assert service is not None
-    held = service.gateway()._scans
-    assert len(held) == 5
+    held_scans = service.gateway()._scans
+    assert len(held_scans) == 5
     del scans, scan
-    assert len(held) == 0
+    assert len(held_scans) == 0
     assert len(list(table.scan())) == 5_000
-    assert len(held) == 0
+    assert len(held_scans) == 0
 
 
 def test_large_values_go_both_ways(store: RemoteStore) -> None:
@@ -333,7 +335,7 @@ def test_large_values_go_both_ways(store: RemoteStore) -> None:
     table.put(b"a", value)
     assert table[b"a"] == value
     table.put_many({b"%d" % n: value[: 5 << 20] for n in range(6)})
-    assert [len(found or b"") for found in table.multi_get([b"%d" % n for n in range(6)])] == [5 << 20] * 6
+    assert [len(item or b"") for item in table.multi_get([b"%d" % n for n in range(6)])] == [5 << 20] * 6
     assert [key for key, _ in table.scan()] == [b"0", b"1", b"2", b"3", b"4", b"5", b"a"]
     events = store.queue("events")
     events.put(value[: 9 << 20], durable=True)
@@ -345,29 +347,29 @@ def test_many_keys_and_many_groups(store: RemoteStore) -> None:
     for n in range(2_000):  # more groups than one message may have
         table.put(b"%04d" % n, n)
         table.delete_range(b"a", b"b")
-    found = table.multi_get([b"%04d" % n for n in range(25_000)])
-    assert found == [*range(2_000), *[None] * (25_000 - 2_000)]
+    values = table.multi_get([b"%04d" % n for n in range(25_000)])
+    assert values == [*range(2_000), *[None] * (25_000 - 2_000)]
 
 
 # -- writes that are refused
 
 
 def test_writes_to_a_dropped_table_fail_and_the_others_do_not(owner: Store, store: RemoteStore) -> None:
-    kept, dropped = store.kv("kept"), store.kv("dropped")
+    healthy, dropped = store.kv("kept"), store.kv("dropped")
     owner.drop("dropped")
     dropped.put(b"a", b"1")
-    kept.put(b"a", b"1")  # in the same group
+    healthy.put(b"a", b"1")  # in the same group
     epoch = dropped.put(b"b", b"1")
     for _ in range(2):
         with pytest.raises(NotFound, match="dropped"):
             store.flush(epoch)
-    assert kept[b"a"] == b"1"
-    kept.put(b"b", b"2", durable=True)  # who waited was told; nobody else is
+    assert healthy[b"a"] == b"1"
+    healthy.put(b"b", b"2", durable=True)  # who waited was told; nobody else is
     dropped.put(b"b", b"1")
-    assert kept[b"b"] == b"2"
+    assert healthy[b"b"] == b"2"
     with pytest.raises(NotFound):
-        kept.put(b"c", b"1")  # nobody waited: the next is told, once
-    kept.put(b"c", b"1", durable=True)
+        healthy.put(b"c", b"1")  # nobody waited: the next is told, once
+    healthy.put(b"c", b"1", durable=True)
 
 
 def test_a_table_by_its_name_in_a_loop_is_one_request(
@@ -400,10 +402,10 @@ def test_a_table_by_its_name_in_a_loop_is_one_request(
     store.queue("events").alter(headers=True)
     assert "headers" in store.queue("events").schema.names
 
-    kept = penstock.Retention(age_s=5)
+    retention = penstock.Retention(age_s=5)
     store.queue("altered")
-    owner.queue("altered").alter(headers=True, retention=kept)
-    assert "headers" in store.queue("altered", headers=True, retention=kept).schema.names
+    owner.queue("altered").alter(headers=True, retention=retention)
+    assert "headers" in store.queue("altered", headers=True, retention=retention).schema.names
     store.kv("remade")
     owner.drop("remade")
     owner.queue("remade", shards=2)
@@ -442,18 +444,18 @@ def test_a_dropped_table_is_named_by_a_later_owner(tmp_path: Path) -> None:
 
 
 def test_a_batch_without_a_condition_is_refused_as_a_whole(owner: Store, store: RemoteStore) -> None:
-    kept, _ = store.kv("kept"), store.kv("dropped")
+    healthy, _ = store.kv("kept"), store.kv("dropped")
     with pytest.raises(NotFound), store.batch() as batch:
         batch.kv("kept").put(b"a", b"1")
         batch.kv("dropped").put(b"a", b"1")
         owner.drop("dropped")
-    assert kept.get(b"a") is None
+    assert healthy.get(b"a") is None
     with pytest.raises(NotFound), store.batch(token=("p", 1)) as batch:
         batch.kv("kept").put(b"a", b"1")
         store.kv("dropped")
         batch.kv("dropped").put(b"a", b"1")
         owner.drop("dropped")
-    assert kept.get(b"a") is None
+    assert healthy.get(b"a") is None
 
 
 def test_a_paused_table_stops_nobody_else(owner: Store, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,13 +543,13 @@ def test_who_moves_a_consumer_that_was_moved_before_is_told_so(
     store.queue("events")
     info = store._port.table("events")
     assert info is not None
-    told = []
+    duplicates = []
     for n in range(20):
         with store.batch() as batch:
             batch.kv("counts", value="int64").merge(b"n", 1, operator="add_i64")
             batch.require(*QUEUE.move(info, "c", [(0, 1 + n // 2, 2 + n // 2)]))
-        told.append(batch.duplicate)
-    assert told == [False, True] * 10
+        duplicates.append(batch.duplicate)
+    assert duplicates == [False, True] * 10
     assert counts[b"n"] == 10
     assert (lossy.lost > 5) == (chance > 0)
 
@@ -703,15 +705,15 @@ def test_a_forked_child_is_refused(store: RemoteStore) -> None:
     ]
     reader, writer = os.pipe()
     if os.fork() == 0:
-        said = b""
+        report = b""
         for use in uses:
             try:
                 use()
-                said += b"-"
+                report += b"-"
             except Closed as error:
-                said += b"+" if "fork" in str(error) else b"?"
+                report += b"+" if "fork" in str(error) else b"?"
         store.close()
-        os.write(writer, said)
+        os.write(writer, report)
         os._exit(0)
     assert os.read(reader, 100) == b"+" * len(uses)
     os.close(reader)

@@ -190,8 +190,8 @@ def test_every_error_has_its_place() -> None:
         errors.ConditionFailed,  # it names a row: test_kv_conditions has it through connect
         errors.CorruptionError, errors.ManifestCorrupted, errors.ManifestNotFound, errors.UnsupportedManifestVersion,
     }  # fmt: skip
-    known = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PenstockError)}
-    assert known == about_writes | others
+    kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PenstockError)}
+    assert kinds == about_writes | others
 
 
 class Failing:
@@ -377,7 +377,7 @@ def test_a_flush_tells_of_all_before_it() -> None:
 
 def refuse_one_of_many(owner: Store, store: RemoteStore) -> list[int]:
     """A plain group with a dropped table in it, and 1,500 groups behind it; which rows did not come."""
-    kept, dropped, third = store.kv("kept"), store.kv("dropped"), store.kv("third")
+    healthy, dropped, third = store.kv("kept"), store.kv("dropped"), store.kv("third")
     owner.drop("dropped")
     blocked = threading.Event()  # so that all of it is in one batch
     send, sent = RemoteFlusher._send_message, threading.Event()
@@ -389,18 +389,18 @@ def refuse_one_of_many(owner: Store, store: RemoteStore) -> list[int]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RemoteFlusher, "_send_message", hold)
-        kept.put(b"first", b"1")
+        healthy.put(b"first", b"1")
         assert sent.wait(60.0)
         dropped.put(b"a", b"1")
         third.put(b"a", b"1")
         for n in range(1_500):
-            kept.delete_range(b"x", b"y")  # a group of its own
-            kept.put(b"%04d" % n, b"1")
+            healthy.delete_range(b"x", b"y")  # a group of its own
+            healthy.put(b"%04d" % n, b"1")
     blocked.set()
     with pytest.raises((NotFound, OutcomeUnknown)):
         store.flush()
     assert store.kv("third").get(b"a") == b"1"
-    rows = dict(kept.items())
+    rows = dict(healthy.items())
     return [n for n in range(1_500) if b"%04d" % n not in rows]
 
 
@@ -436,8 +436,8 @@ def test_a_token_that_is_too_old_is_told(owner: Store, store: RemoteStore, monke
     """With numbers out of order writes are lost; then at least somebody is told."""
     number_early(monkeypatch)
     assert refuse_one_of_many(owner, store)
-    told = [error for refusal in store._port._refusals._refusals for error in refusal.errors.values()]
-    assert any(type(error) is OutcomeUnknown and "remember" in str(error) for error in told)
+    errors = [error for refusal in store._port._refusals._refusals for error in refusal.errors.values()]
+    assert any(type(error) is OutcomeUnknown and "remember" in str(error) for error in errors)
 
 
 def test_a_verdict_that_nobody_looks_at_would_be_seen(

@@ -94,10 +94,10 @@ class Model:
     def check(self, where: str) -> None:
         """The client works, and the counter is what it may be; nothing is left to come."""
         assert outcome(self.merge) is None, where
-        found = self._counts[b"n"]
-        assert self.sure <= found <= self.tried, where
-        assert self._owner.kv("counts", value="int64").get(b"n") == found, where
-        self.sure = self.tried = found
+        count = self._counts[b"n"]
+        assert self.sure <= count <= self.tried, where
+        assert self._owner.kv("counts", value="int64").get(b"n") == count, where
+        self.sure = self.tried = count
 
 
 def test_a_durable_write(store: RemoteStore, owner: Store) -> None:
@@ -223,9 +223,9 @@ def test_connecting_and_closing(owner: Store) -> None:
         for client in clients:
             client.close()  # a second time, or the first that is not interrupted
         clients.clear()
-        found = owner.kv("counts", value="int64").get(b"n", 0)
-        assert sure <= found <= tried, where
-        sure = tried = found
+        count = owner.kv("counts", value="int64").get(b"n", 0)
+        assert sure <= count <= tried, where
+        sure = tried = count
 
     modules = {"client/connect.py", "client/store.py", "client/flusher.py", "protocol/locator.py", "protocol/folder.py"}
     assert at_every_point(use, check) >= REQUEST | WRITE | modules

@@ -96,10 +96,10 @@ def test_calls_to_a_stopped_owner_come_back(path: Path) -> None:
             for name in ("durable put", "durable merge", "put_many", "put with a token"):
                 error = outcome(lambda: WRITES[name](tables))  # noqa: B023
                 assert type(error) is OutcomeUnknown, (name, error)
-            told = [outcome(each.commit) for each in batches]
-            assert [type(error) for error in told] == [OutcomeUnknown, OutcomeUnknown]
-            assert [error.token for error in told] == [("p", 1), None]
-            assert "('p', 1)" in str(told[0])
+            errors = [outcome(each.commit) for each in batches]
+            assert [type(error) for error in errors] == [OutcomeUnknown, OutcomeUnknown]
+            assert [error.token for error in errors] == [("p", 1), None]
+            assert "('p', 1)" in str(errors[0])
             assert os.path.exists(f"/proc/{owner}")
         hurry(client, 30.0)
         client.flush()  # all of it was on its way

@@ -116,7 +116,7 @@ def test_a_client_without_descriptors_goes_on_when_there_are_some(tmp_path: Path
 
 def users_of(client: Any) -> bytes | None:
     try:
-        found: bytes | None = client.kv("users").get(b"ada")
+        value: bytes | None = client.kv("users").get(b"ada")
     except RetryLater:
         return None
-    return found
+    return value

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from owner_processes import owners, said, script, succeeds, until
+from owner_processes import output_of, owners, script, succeeds, until
 
 import penstock
 from penstock.client.connect import connect
@@ -44,7 +44,7 @@ def test_many_who_come_at_once_get_one_owner(path: Path) -> None:
             print(store.kv("counts", value="int64")[b"n"] > 0)
     """
     processes = [script(code, path) for _ in range(6)]
-    assert [said(process) for process in processes] == ["True"] * 6
+    assert [output_of(process) for process in processes] == ["True"] * 6
     assert len(owners(path)) == 1
     with connect(path) as store:
         assert store.kv("counts", value="int64")[b"n"] == 6
@@ -324,22 +324,22 @@ def test_consumers_that_are_killed_lose_and_repeat_nothing(path: Path) -> None:
             pause(draw.random() * 0.05)
             victim = draw.randrange(3)
             consumers[victim].kill()
-            said(consumers[victim])
+            output_of(consumers[victim])
             consumers[victim] = script(CONSUMER, path)
-        assert [said(process) for process in consumers] == ["done"] * 3
+        assert [output_of(process) for process in consumers] == ["done"] * 3
         assert dict(counts.items()) == {b"%04d" % n: 1 for n in range(1_500)}
 
 
 def test_messages_of_one_store_are_not_acknowledged_in_another(tmp_path: Path) -> None:
     """Two stores that were made in the same way, each with its own owner: tables, sequences and names are the same."""
     with connect(tmp_path / "a", create=True) as first, connect(tmp_path / "b", create=True) as second:
-        held = []
+        deliveries = []
         for store in (first, second):
             store.queue("events").put_many([b"1", b"2", b"3"], durable=True)
             store.kv("totals", value="int64")
             consumer = store.queue("events").consumer("worker")
-            held.append((consumer, consumer.get(2)))
-        (consumer, messages), (other, _) = held
+            deliveries.append((consumer, consumer.get(2)))
+        (consumer, messages), (other, _) = deliveries
         with pytest.raises(LeaseLost), second.batch() as batch:
             batch.kv("totals", value="int64").put(b"n", 2)
             consumer.ack(messages, batch=batch)
@@ -376,6 +376,6 @@ def test_two_processes_never_own_one_store(path: Path) -> None:
     """
     penstock.open(path).close()
     processes = [script(code, path, number) for number in range(3)]
-    total = sum(int(said(process)) for process in processes)
+    total = sum(int(output_of(process)) for process in processes)
     with connect(path) as store:
         assert store.kv("counts", value="int64")[b"n"] == total > 4

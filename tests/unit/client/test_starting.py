@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from owner_processes import hurry, outcome, owners, said, script, state_of, succeeds, until
+from owner_processes import hurry, outcome, output_of, owners, script, state_of, succeeds, until
 
 import penstock
 from penstock.archive.master_keys import format_key
@@ -114,13 +114,13 @@ def test_a_client_that_goes_on_asking_starts_one_owner(
 
 def stopped_children() -> list[int]:
     """Stopped processes that this one started."""
-    found = []
+    process_ids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and state_of(int(entry.name)) == "T":
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             if int(parent) == os.getpid():
-                found.append(int(entry.name))
-    return found
+                process_ids.append(int(entry.name))
+    return process_ids
 
 
 def test_while_somebody_holds_opening_everybody_gives_up_in_time(path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_client_that_is_killed_while_its_owner_starts(path: Path) -> None:
         starting.StartingOwner.__init__ = begin
         penstock.connect(sys.argv[1])
     """
-    assert said(script(code, path)) == "started"
+    assert output_of(script(code, path)) == "started"
     with connect(path) as client:
         assert client.kv("users")[b"a"] == b"1"
     until(lambda: len(owners(path)) == 1)
