@@ -14,10 +14,10 @@ import penstock.spark
 
 def attempt(name: str, act: Callable[[], Any]) -> None:
     try:
-        told = {"value": act()}
+        outcome = {"value": act()}
     except Exception as error:
-        told = {"error": str(error)}
-    print(json.dumps({"name": name, **told}), flush=True)
+        outcome = {"error": str(error)}
+    print(json.dumps({"name": name, **outcome}), flush=True)
 
 
 def main(folder: str) -> None:

@@ -98,8 +98,8 @@ def hold_at(points: Points) -> None:
 
     find_failures, commit, count = vars(broken_records)["find_failures"], StoreBatch.commit, BatchRunner._count
 
-    def searched(*given: Any, **more: Any) -> Any:
-        failures = find_failures(*given, **more)
+    def searched(*arguments: Any, **more: Any) -> Any:
+        failures = find_failures(*arguments, **more)
         points.reach("searched")
         return failures
 
@@ -149,16 +149,16 @@ def main(marks: str, *streams: str) -> None:
             interval_s=0.0,
             dead_letter="dead" if tables == "broken" else None,
         )
-        for point, tables, folder, checkpoint in zip(*(streams[place::4] for place in range(4)), strict=True)
+        for point, tables, folder, checkpoint in zip(*(streams[offset::4] for offset in range(4)), strict=True)
     ]
-    told = []
+    errors = []
     for query in queries:
         try:
             penstock.spark.wait(query)
-            told.append("")
+            errors.append("")
         except Exception as error:
-            told.append(f"{type(error).__name__}: {error}")
-    print(json.dumps({"errors": told}), flush=True)
+            errors.append(f"{type(error).__name__}: {error}")
+    print(json.dumps({"errors": errors}), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ def test_tasks_fetch_evicted_files_themselves(spark: Any, tmp_path: Path) -> Non
         frame = spark.read.format("penstock").option("table", "users").load(path)
         assert frame.count() == ROWS
         assert not any((Path(path) / "cache").glob("*")), "the owner fetched them, not the tasks"
-        found = {bytes(row.key): bytes(row.value) for row in frame.collect()}
-        assert found == {b"%06d" % key: b"%d" % key for key in range(ROWS)}
+        values = {bytes(row.key): bytes(row.value) for row in frame.collect()}
+        assert values == {b"%06d" % key: b"%d" % key for key in range(ROWS)}
         assert not any((Path(path) / "cache").glob("*"))
     shutil.rmtree(path)
     penstock.reattach(url, path)

@@ -37,7 +37,7 @@ class Orders:
         self.dead = store.queue("dead")
         store.queue("copied", shards=2)
         store.kv("totals", value="int64")
-        store.kv("places").put_many({b"%d" % place: b"place %d" % place for place in range(PLACES)}, durable=True)
+        store.kv("places").put_many({b"%d" % number: b"place %d" % number for number in range(PLACES)}, durable=True)
         self.good: Counter[bytes] = Counter()
         self.broken: list[bytes] = []
 
@@ -80,8 +80,8 @@ def orders(store: Store) -> Orders:
 
 
 def run(spark: Any, orders: Orders, tmp_path: Path, route: Route, **more: Any) -> penstock.spark.StreamProgress:
-    given: dict[str, Any] = {"dead_letter": "dead", "available_now": True, "checkpoint": str(tmp_path / "c"), **more}
-    query = penstock.spark.stream(spark, orders.store.path, source="events", consumer="c", batch=route, **given)
+    options: dict[str, Any] = {"dead_letter": "dead", "available_now": True, "checkpoint": str(tmp_path / "c"), **more}
+    query = penstock.spark.stream(spark, orders.store.path, source="events", consumer="c", batch=route, **options)
     return penstock.spark.wait(query, 250)
 
 
@@ -112,8 +112,8 @@ def by_map(frame: Any) -> dict[str, Any]:
 
         for batch in batches:
             parts = [payload.split(b":") for payload in batch.column("payload").to_pylist()]
-            place, amount = [int(one) for one, _ in parts], [int(one) for _, one in parts]
-            columns = [batch.column("key"), batch.column("payload"), pa.array(place, pa.int32()), pa.array(amount)]
+            place_ids, amount = [int(one) for one, _ in parts], [int(one) for _, one in parts]
+            columns = [batch.column("key"), batch.column("payload"), pa.array(place_ids, pa.int32()), pa.array(amount)]
             yield pa.record_batch(columns, names=["key", "payload", "place", "amount"])
 
     return results(frame.mapInArrow(parse, "key binary, payload binary, place int, amount long"))
@@ -132,19 +132,19 @@ def by_row(frame: Any) -> dict[str, Any]:
 def by_table(frame: Any) -> dict[str, Any]:
     """Fails nowhere, but gives results without a key, and one whose key is too long: a table refuses both."""
     parts = F.split(F.col("payload").cast("string"), ":")
-    place, amount = parts[0].try_cast("int"), F.try_element_at(parts, F.lit(2)).try_cast("long")
+    place_id, amount = parts[0].try_cast("int"), F.try_element_at(parts, F.lit(2)).try_cast("long")
     is_long = F.col("payload").cast("string") == "x"
     key = F.when(is_long, F.repeat(F.lit("k"), 70_000).cast("binary")).otherwise(F.col("key"))
-    place, amount = F.when(is_long, 0).otherwise(place), F.when(is_long, 0).otherwise(amount)
-    return results(frame.withColumn("place", place).withColumn("amount", amount).withColumn("key", key))
+    place_id, amount = F.when(is_long, 0).otherwise(place_id), F.when(is_long, 0).otherwise(amount)
+    return results(frame.withColumn("place", place_id).withColumn("amount", amount).withColumn("key", key))
 
 
 def by_join(frame: Any) -> dict[str, Any]:
     """Fails after a join with a table of the store."""
     reader = frame.sparkSession.read.format("penstock").option("table", "places")
-    places = reader.load(by_join.path).select(F.col("key").alias("at"), "value")  # type: ignore[attr-defined]
+    place_rows = reader.load(by_join.path).select(F.col("key").alias("at"), "value")  # type: ignore[attr-defined]
     parts = F.split(F.col("payload").cast("string"), ":")
-    joined = frame.withColumn("at", F.element_at(parts, 1).cast("binary")).join(places, "at", "left")
+    joined = frame.withColumn("at", F.element_at(parts, 1).cast("binary")).join(place_rows, "at", "left")
     return results(joined.withColumn("place", parts[0].cast("int")).withColumn("amount", parts[1].cast("long")))
 
 
@@ -168,15 +168,15 @@ def test_broken_records_are_found_in_one_pass(
     by_join.path = orders.store.path  # type: ignore[attr-defined]
     monkeypatch.setattr(broken_records.BrokenRecords, "_halve", None)
     orders.feed(60, BROKEN)
-    told = run(spark, orders, tmp_path, route)
-    assert (told.batches, told.rows_in, told.dead, told.lag) == (1, 60, 5, 0)
+    progress = run(spark, orders, tmp_path, route)
+    assert (progress.batches, progress.rows_in, progress.dead, progress.lag) == (1, 60, 5, 0)
     orders.check(reason)
     at = {(letter["shard"], letter["sequence"]) for letter in orders.letters()}
     assert at == {(m.shard, m.sequence) for s in (0, 1) for m in orders.events.read(s) if m.payload in orders.broken}
     assert not any("\n" in letter["reason"] or ".py" in letter["reason"] for letter in orders.letters())
     orders.feed(30, {5: b"again"})  # batches after a broken one are searched before they can fail
-    told = run(spark, orders, tmp_path, route, max_rows=20)
-    assert told.dead == 1
+    progress = run(spark, orders, tmp_path, route, max_rows=20)
+    assert progress.dead == 1
     orders.check(reason)
 
 
@@ -186,14 +186,14 @@ def test_two_kinds_of_broken_records_and_letters_of_the_function(spark: Any, ord
     def route(frame: Any) -> dict[str, Any]:
         bad = F.col("payload").cast("string") == "aside"
         parts = F.split(F.col("payload").cast("string"), ":")
-        place = F.when(parts[0] == "null", None).otherwise(parts[0].cast("int"))
-        rows = frame.where(~bad).withColumn("place", place).withColumn("amount", parts[1].cast("long"))
+        place_id = F.when(parts[0] == "null", None).otherwise(parts[0].cast("int"))
+        rows = frame.where(~bad).withColumn("place", place_id).withColumn("amount", parts[1].cast("long"))
         aside = frame.where(bad).select("payload", F.lit("set aside").alias("reason"))
         return {**results(rows), "dead": aside}
 
     orders.feed(30, {4: b"x:1", 9: b"null:1", 20: b"aside"})
-    told = run(spark, orders, tmp_path, route)
-    assert (told.batches, told.dead) == (1, 3)
+    progress = run(spark, orders, tmp_path, route)
+    assert (progress.batches, progress.dead) == (1, 3)
     orders.check()
     starts = {letter["payload"]: letter["reason"][:16] for letter in orders.letters()}
     assert starts == {"x:1": "[CAST_INVALID_IN", "null:1": "penstock.errors.", "aside": "set aside"}
@@ -216,8 +216,8 @@ def test_a_search_leaves_no_files(spark: Any, orders: Orders, tmp_path: Path) ->
     try:
         refused, both = {2: b"3:99999"}, {n: b"x" if n % 2 else b"3:99999" for n in range(30, 42)}
         orders.feed(60, refused | both)
-        told = run(spark, orders, tmp_path, route, max_rows=20)  # the second batch is searched for both at once
-        assert told.dead == 13
+        progress = run(spark, orders, tmp_path, route, max_rows=20)  # the second batch is searched for both at once
+        assert progress.dead == 13
         assert [one.name for one in folder.iterdir() if one.name.startswith("penstock-")] == []
     finally:
         system.setProperty("java.io.tmpdir", before)
@@ -256,8 +256,8 @@ def test_samples_whose_time_a_table_refuses(spark: Any, orders: Orders, tmp_path
 def test_a_function_that_broadcasts_its_input_is_halved(spark: Any, orders: Orders, tmp_path: Path) -> None:
     """Such a plan cannot be evaluated on single rows: each half is a commit."""
     orders.feed(8, {5: b"x"})
-    told = run(spark, orders, tmp_path, by_broadcast)
-    assert told.batches > 1
+    progress = run(spark, orders, tmp_path, by_broadcast)
+    assert progress.batches > 1
     orders.check("[CAST_INVALID_INPUT]")
 
 
@@ -339,8 +339,8 @@ def test_a_search_ends_when_the_stream_is_stopped(
         return int(payload.split(b":")[0])
 
     def route(frame: Any) -> dict[str, Any]:
-        place = F.udf(lambda payload: slow(payload) + 0, "int")("payload")
-        return results(frame.withColumn("place", place).withColumn("amount", F.lit(1)))
+        place_id = F.udf(lambda payload: slow(payload) + 0, "int")("payload")
+        return results(frame.withColumn("place", place_id).withColumn("amount", F.lit(1)))
 
     def interrupt() -> None:
         while not mark.exists():
@@ -352,10 +352,10 @@ def test_a_search_ends_when_the_stream_is_stopped(
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
-        told = run(spark, orders, tmp_path, route)
+        progress = run(spark, orders, tmp_path, route)
     finally:
         thread.join(1)
-    assert (told.batches, told.lag, orders.letters()) == (0, 12, [])
+    assert (progress.batches, progress.lag, orders.letters()) == (0, 12, [])
     until(lambda: not Path("/proc", mark.read_text()).exists())
     run(spark, orders, tmp_path, by_cast)
     assert len(orders.letters()) == 1
@@ -379,10 +379,10 @@ def test_a_search_that_reports_good_rows_would_be_seen(
     spark: Any, orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of these tests."""
-    found = isolation.find_failures
+    find_failures = isolation.find_failures
 
-    def more(frame: Any, *given: Any, **others: Any) -> Any:
-        failures = dict(found(frame, *given, **others))
+    def more(frame: Any, *arguments: Any, **options: Any) -> Any:
+        failures = dict(find_failures(frame, *arguments, **options))
         good = frame.where("payload = binary('1:1')").select("shard", "sequence").first()
         return failures | ({isolation.RowPosition(*good): "[WRONG] "} if good else {})
 
@@ -462,8 +462,8 @@ ValueError: invalid literal for int() with base 10: b'x'
     ],
 )
 def test_reasons(text: Any, reason: str | int) -> None:
-    wanted = {0: reason_of(CAST), 2: reason_of(PYTHON)}[reason] if isinstance(reason, int) else reason
-    assert reason_of(text) == wanted
+    expected = {0: reason_of(CAST), 2: reason_of(PYTHON)}[reason] if isinstance(reason, int) else reason
+    assert reason_of(text) == expected
 
 
 def test_an_error_of_the_driver_is_raised_as_it_is() -> None:

@@ -49,15 +49,15 @@ def test_tasks_read_write_and_compact_encrypted_files(spark: Any, folder: str, m
         names.selectExpr("cast(value as binary) as payload").write.format("penstock").option("table", "events").mode(
             "append"
         ).save(folder)
-        found = spark.read.format("penstock").option("table", "users").load(folder)
-        assert found.selectExpr("count(*)", "min(value)").first()[:] == (ROWS, "Zx9Marker value 0" + MORE)
+        frame = spark.read.format("penstock").option("table", "users").load(folder)
+        assert frame.selectExpr("count(*)", "min(value)").first()[:] == (ROWS, "Zx9Marker value 0" + MORE)
         assert spark.read.format("penstock").option("table", "events").load(folder).count() == ROWS
-        offered: list[bytes] = []
+        plans: list[bytes] = []
         take = store.offers.take
 
         def taken(*arguments: Any) -> Any:
             offer = take(*arguments)
-            offered.append(msgspec.msgpack.encode(offer))
+            plans.append(msgspec.msgpack.encode(offer))
             return offer
 
         monkeypatch.setattr(store.offers, "take", taken)
@@ -66,12 +66,12 @@ def test_tasks_read_write_and_compact_encrypted_files(spark: Any, folder: str, m
             store.compact("users")
         assert done == [1]
         key = store._keys.table_key(store.port.table("users").table_id)  # type: ignore[union-attr]
-        assert offered
-        assert not any(secret in plan for plan in offered for secret in (key, key.hex().encode(), *KEYS.values()))
+        assert plans
+        assert not any(secret in plan for plan in plans for secret in (key, key.hex().encode(), *KEYS.values()))
         assert len(users) == ROWS
         assert users.get(b"Zx9Marker77") == "Zx9Marker value 77" + MORE
         assert leaks(folder) == []
         replace_by_a_plain_file(store, "users")
         with pytest.raises(Exception, match="it is not encrypted, and its table is"):
-            found.count()
+            frame.count()
     assert leaks(folder) == []

@@ -56,15 +56,15 @@ class Input:
 
     def feed(self, count: int, keys: list[bytes] = KEYS, size: int = 0) -> None:
         first = len(self.put)
-        rows = [(keys[place % len(keys)], b"%d" % (first + place) + b"." * size) for place in range(count)]
+        rows = [(keys[index % len(keys)], b"%d" % (first + index) + b"." * size) for index in range(count)]
         self.events.put_many([payload for _, payload in rows], keys=[key for key, _ in rows], durable=True)
         self.put += rows
 
     def totals(self) -> StreamTotals:
         """Return what the owner counted of consumer c."""
-        (found,) = [one.stream for one in self.events.consumers() if one.name == "c"]
-        assert found is not None
-        return found
+        (totals,) = [consumer.stream for consumer in self.events.consumers() if consumer.name == "c"]
+        assert totals is not None
+        return totals
 
     def feed_broken(self, count: int) -> None:
         payloads = [b"broken %d" % (len(self.broken) + number) for number in range(count)]
@@ -90,17 +90,17 @@ class Input:
                 good = [one for one in messages if one["shard"] == shard and one["payload"] not in self.broken]
                 assert sorted(samples["value"].to_pylist()) == sorted(one["sequence"] for one in good)
             points = self.store.vector("points").to_arrow().to_pylist()
-            places = [(round(x), round(y)) for x, y in (row["vector"] for row in points)]
+            positions = [(round(x), round(y)) for x, y in (row["vector"] for row in points)]
             attributes = [json.loads(row["attributes"]) for row in points]
-            assert [(some["shard"], some["sequence"]) for some in attributes] == places
-            assert sorted(places) == sorted(
+            assert [(attribute["shard"], attribute["sequence"]) for attribute in attributes] == positions
+            assert sorted(positions) == sorted(
                 (one["shard"], one["sequence"]) for one in messages if one["payload"] not in self.broken
             )
         assert self.events.consumer("c").lag == 0
 
 
 @pytest.fixture
-def given(store: Store) -> Input:
+def inputs(store: Store) -> Input:
     return Input(store)
 
 
@@ -110,7 +110,7 @@ class Stream:
 
     point: str
     tables: str
-    given: Input
+    inputs: Input
     checkpoint: Path
 
 
@@ -128,10 +128,10 @@ def stream(tmp_path: Path) -> Iterator[Callable[[str, str], Stream]]:
 
 def run(spark: Any, folder: str, checkpoint: Path, tables: str, **more: Any) -> penstock.spark.StreamProgress:
     """Run a stream over all that is there."""
-    given = {"source": "events", "consumer": "c", "batch": route_to(tables), "available_now": True, **more}
+    options = {"source": "events", "consumer": "c", "batch": route_to(tables), "available_now": True, **more}
     if tables == "broken":
-        given["dead_letter"] = "dead"
-    query = penstock.spark.stream(spark, folder, checkpoint=str(checkpoint), **given)
+        options["dead_letter"] = "dead"
+    query = penstock.spark.stream(spark, folder, checkpoint=str(checkpoint), **options)
     return penstock.spark.wait(query, 250)
 
 
@@ -139,62 +139,62 @@ def run(spark: Any, folder: str, checkpoint: Path, tables: str, **more: Any) -> 
 
 
 @BOTH
-def test_checkpoints_lost_and_restored(spark: Any, folder: str, given: Input, tmp_path: Path, tables: str) -> None:
+def test_checkpoints_lost_and_restored(spark: Any, folder: str, inputs: Input, tmp_path: Path, tables: str) -> None:
     checkpoint, old = tmp_path / "checkpoint", tmp_path / "old"
-    given.feed(500)
-    told = run(spark, folder, checkpoint, tables)
-    assert (told.rows_in, told.lag, told.skipped) == (500, 0, 0)
-    given.check(tables)
+    inputs.feed(500)
+    progress = run(spark, folder, checkpoint, tables)
+    assert (progress.rows_in, progress.lag, progress.skipped) == (500, 0, 0)
+    inputs.check(tables)
     shutil.copytree(checkpoint, old)
-    given.feed(300, BY_SHARD[0])
+    inputs.feed(300, BY_SHARD[0])
     run(spark, folder, checkpoint, tables)
     shutil.rmtree(checkpoint)
-    given.feed(200)
+    inputs.feed(200)
     run(spark, folder, checkpoint, tables)
-    given.check(tables)
+    inputs.check(tables)
     shutil.rmtree(checkpoint)
     shutil.copytree(old, checkpoint)  # it is behind by 400 messages in shard 0, and by 100 in shard 1
-    given.feed(100, BY_SHARD[1])
-    told = run(spark, folder, checkpoint, tables, max_rows=150)
-    assert told.rows_in == 100
-    assert told.skipped > 0
-    counted = given.totals()
-    assert (counted.rows_in, counted.duplicates) == (1_100, told.skipped)
-    given.check(tables)
+    inputs.feed(100, BY_SHARD[1])
+    progress = run(spark, folder, checkpoint, tables, max_rows=150)
+    assert progress.rows_in == 100
+    assert progress.skipped > 0
+    counted = inputs.totals()
+    assert (counted.rows_in, counted.duplicates) == (1_100, progress.skipped)
+    inputs.check(tables)
     assert run(spark, folder, checkpoint, tables).rows_in == 0
-    given.check(tables)
+    inputs.check(tables)
 
 
-def test_a_checkpoint_that_is_ahead(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_ahead(spark: Any, folder: str, inputs: Input, tmp_path: Path) -> None:
     """As after a store was restored from a copy: nothing is passed over in silence."""
-    given.feed(50)
+    inputs.feed(50)
     run(spark, folder, tmp_path / "checkpoint", "one")
-    given.events.consumer("c").forget()
-    given.feed(50)
+    inputs.events.consumer("c").forget()
+    inputs.feed(50)
     with pytest.raises(PositionConflict, match="the checkpoint is ahead of consumer c"):
         run(spark, folder, tmp_path / "checkpoint", "one")
 
 
 @BOTH
 def test_without_the_condition_messages_count_twice(
-    spark: Any, folder: str, given: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: str
+    spark: Any, folder: str, inputs: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: str
 ) -> None:
     """The negative control: these tests would see it."""
     monkeypatch.setattr(StoreBatch, "require", lambda *_: None)
-    given.feed(100)
+    inputs.feed(100)
     run(spark, folder, tmp_path / "first", tables)
     run(spark, folder, tmp_path / "second", tables)
-    assert given.store.queue("copied").statistics().messages == 200
+    assert inputs.store.queue("copied").statistics().messages == 200
     with pytest.raises(AssertionError):
-        given.check(tables)
+        inputs.check(tables)
 
 
 # -- tasks and answers
 
 
 @BOTH
-def test_tasks_that_are_tried_again(spark: Any, folder: str, given: Input, tmp_path: Path, tables: str) -> None:
-    given.feed(4_000, size=1_000)  # so much that tasks write files
+def test_tasks_that_are_tried_again(spark: Any, folder: str, inputs: Input, tmp_path: Path, tables: str) -> None:
+    inputs.feed(4_000, size=1_000)  # so much that tasks write files
     failed = tmp_path / "failed"
 
     def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
@@ -211,7 +211,7 @@ def test_tasks_that_are_tried_again(spark: Any, folder: str, given: Input, tmp_p
 
     run(spark, folder, tmp_path / "checkpoint", tables, batch=route)
     assert failed.exists()
-    given.check(tables)
+    inputs.check(tables)
 
 
 @contextmanager
@@ -235,51 +235,53 @@ def lost_answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[wire.Write]]:
 @BOTH
 @pytest.mark.parametrize("size", [0, 1_000])
 def test_an_answer_that_is_lost(
-    spark: Any, folder: str, given: Input, monkeypatch: pytest.MonkeyPatch, tables: str, size: int
+    spark: Any, folder: str, inputs: Input, monkeypatch: pytest.MonkeyPatch, tables: str, size: int
 ) -> None:
     """The commit is sent again with the same files: it happened once, and says so."""
-    given.feed(4_000, size=size)
-    places = [given.events.offsets(start) for start in ("earliest", "latest")]
+    inputs.feed(4_000, size=size)
+    offsets = [inputs.events.offsets(start) for start in ("earliest", "latest")]
     read = spark.read.format("penstock").option("table", "events").option("splits", "2").load(folder)
     with lost_answer(monkeypatch) as lost:
         done = penstock.spark.commit(
-            folder, route_to(tables)(read), consumer="c", source="events", start=places[0], end=places[1]
+            folder, route_to(tables)(read), consumer="c", source="events", start=offsets[0], end=offsets[1]
         )
     assert any(section.files for section in lost[0].groups[0].sections) == (size > 0)
     assert not done.duplicate
     assert done.rows["copied"] == 4_000
-    given.check(tables)
+    inputs.check(tables)
     again = penstock.spark.commit(
-        folder, route_to(tables)(read), consumer="c", source="events", start=places[0], end=places[1]
+        folder, route_to(tables)(read), consumer="c", source="events", start=offsets[0], end=offsets[1]
     )
     assert again.duplicate
-    given.check(tables)
-    counted = given.totals()  # what the connection sent again is the same commit, and no duplicate
+    inputs.check(tables)
+    counted = inputs.totals()  # what the connection sent again is the same commit, and no duplicate
     assert (counted.batches, counted.rows_in, counted.duplicates) == (1, 4_000, 1)
     assert counted.rows_out + counted.dead == sum(done.rows.values())
 
 
-def test_commits_by_hand(spark: Any, folder: str, given: Input) -> None:
+def test_commits_by_hand(spark: Any, folder: str, inputs: Input) -> None:
     """By position and by token: once, or not at all."""
-    given.feed(100)
+    inputs.feed(100)
     read = spark.read.format("penstock").option("table", "events").load(folder)
-    start, end = (given.events.offsets(name) for name in ("earliest", "latest"))
+    start, end = (inputs.events.offsets(name) for name in ("earliest", "latest"))
     half = {shard: (start[shard] + end[shard]) // 2 for shard in start}
     moves: dict[str, Any] = {"consumer": "c", "source": "events"}
     rows = {"copied": read.where("false").select("payload")}
     assert not penstock.spark.commit(folder, rows, **moves, start=start, end=half).duplicate
     with pytest.raises(PositionConflict, match="is not at the start of this batch"):
         penstock.spark.commit(folder, route_to("several")(read), **moves, start=start, end=end)
-    assert given.store.queue("copied").statistics().messages == 0
-    made = {"copied": spark.sql("select X'61' payload")}
-    told = [penstock.spark.commit(folder, made, token=("loader", number)).duplicate for number in (1, 2, 1, 2, 3)]
-    assert told == [False, False, True, True, False]
-    assert given.store.queue("copied").statistics().messages == 3
-    assert penstock.spark.commit(folder, made, token=("loader", 3)).rows == {}
+    assert inputs.store.queue("copied").statistics().messages == 0
+    tables = {"copied": spark.sql("select X'61' payload")}
+    duplicates = [
+        penstock.spark.commit(folder, tables, token=("loader", number)).duplicate for number in (1, 2, 1, 2, 3)
+    ]
+    assert duplicates == [False, False, True, True, False]
+    assert inputs.store.queue("copied").statistics().messages == 3
+    assert penstock.spark.commit(folder, tables, token=("loader", 3)).rows == {}
 
 
 @pytest.mark.parametrize(
-    ("given_start", "given_end", "told"),
+    ("given_start", "given_end", "message"),
     [
         (None, None, "with a consumer, say source="),
         (0, 10, "sequences by shard, as in {0: 1, 1: 1}, not 0"),
@@ -291,20 +293,22 @@ def test_commits_by_hand(spark: Any, folder: str, given: Input) -> None:
         ({0: 1}, {0: 999}, "a batch of it cannot be [1, 999)"),  # what comes later would be passed over
     ],
 )
-def test_a_commit_from_and_to_nowhere(folder: str, given: Input, given_start: Any, given_end: Any, told: str) -> None:
-    given.feed(20)
-    with pytest.raises(penstock.errors.Invalid, match=re.escape(told)):
+def test_a_commit_from_and_to_nowhere(
+    folder: str, inputs: Input, given_start: Any, given_end: Any, message: str
+) -> None:
+    inputs.feed(20)
+    with pytest.raises(penstock.errors.Invalid, match=re.escape(message)):
         penstock.spark.commit(folder, {}, consumer="c", source="events", start=given_start, end=given_end)
-    assert given.events.consumer("c").lag == 20
+    assert inputs.events.consumer("c").lag == 20
 
 
-def test_tables_that_are_none(folder: str, given: Input) -> None:
+def test_tables_that_are_none(folder: str, inputs: Input) -> None:
     with pytest.raises(penstock.errors.Invalid, match="give DataFrames by table"):
-        penstock.spark.commit(folder, [given], token=("a", 1))  # type: ignore[arg-type]
+        penstock.spark.commit(folder, [inputs], token=("a", 1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ({"dead_letter": "events"}, "dead_letter is events, the source"),
         ({"batch": "route"}, "batch is 'route': give a function"),
@@ -312,16 +316,16 @@ def test_tables_that_are_none(folder: str, given: Input) -> None:
     ],
 )
 def test_streams_that_cannot_be(
-    spark: Any, folder: str, given: Input, tmp_path: Path, more: dict[str, Any], told: str
+    spark: Any, folder: str, inputs: Input, tmp_path: Path, more: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(penstock.errors.Invalid, match=told):
+    with pytest.raises(penstock.errors.Invalid, match=message):
         run(spark, folder, tmp_path / "checkpoint", "one", **more)
 
 
 # -- Spark's own sink
 
 
-def copied_again(spark: Any, folder: str, given: Input, checkpoint: Path) -> Counter[bytes]:
+def copied_again(spark: Any, folder: str, inputs: Input, checkpoint: Path) -> Counter[bytes]:
     """What the sink has written when Spark was made to forget that it wrote the last batch."""
 
     def copy() -> None:
@@ -330,31 +334,31 @@ def copied_again(spark: Any, folder: str, given: Input, checkpoint: Path) -> Cou
         writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
         writer.start(folder).awaitTermination()
 
-    given.feed(100)
+    inputs.feed(100)
     copy()
-    assert given.store.queue("copied").statistics().messages == 100
+    assert inputs.store.queue("copied").statistics().messages == 100
     last = max(
         (path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
     )
     last.unlink()
     (last.parent / f".{last.name}.crc").unlink()
     copy()
-    given.feed(10)
+    inputs.feed(10)
     copy()
-    return Counter(given.store.queue("copied").to_arrow()["payload"].to_pylist())
+    return Counter(inputs.store.queue("copied").to_arrow()["payload"].to_pylist())
 
 
-def test_the_sink_writes_a_batch_once(spark: Any, folder: str, given: Input, tmp_path: Path) -> None:
+def test_the_sink_writes_a_batch_once(spark: Any, folder: str, inputs: Input, tmp_path: Path) -> None:
     """By the query's id and the batch's number."""
-    assert copied_again(spark, folder, given, tmp_path / "c") == Counter(payload for _, payload in given.put)
+    assert copied_again(spark, folder, inputs, tmp_path / "c") == Counter(payload for _, payload in inputs.put)
 
 
 def test_without_tokens_the_sink_writes_a_batch_twice(
-    spark: Any, folder: str, given: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, folder: str, inputs: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of the test above."""
     monkeypatch.setattr(ledger._LedgerChanges, "_use_token", lambda *_: Verdict.ACCEPTED)
-    assert copied_again(spark, folder, given, tmp_path / "c") > Counter(payload for _, payload in given.put)
+    assert copied_again(spark, folder, inputs, tmp_path / "c") > Counter(payload for _, payload in inputs.put)
 
 
 # -- drivers
@@ -367,10 +371,12 @@ class Driver:
         script = str(Path(__file__).with_name("stream_driver.py"))
         self._marks, self._streams = tmp_path / "marks", len(streams)
         self._marks.mkdir()
-        given = [[one.point, one.tables, one.given.store.path, str(one.checkpoint)] for one in streams]
+        stream_arguments = [
+            [one.point, one.tables, one.stream_arguments.store.path, str(one.checkpoint)] for one in streams
+        ]
         with (tmp_path / "stderr").open("w") as logged:
             self.process = subprocess.Popen(
-                [sys.executable, script, str(self._marks), *chain(*given)],
+                [sys.executable, script, str(self._marks), *chain(*stream_arguments)],
                 stdout=subprocess.PIPE,
                 stderr=logged,
                 start_new_session=True,
@@ -392,8 +398,8 @@ class Driver:
 
     def end(self) -> list[str]:
         """What each stream said at its end."""
-        told, _ = self.process.communicate(timeout=240)
-        return list(json.loads(told.splitlines()[-1])["errors"])
+        output, _ = self.process.communicate(timeout=240)
+        return list(json.loads(output.splitlines()[-1])["errors"])
 
     def __enter__(self) -> Driver:
         return self
@@ -408,10 +414,10 @@ class Driver:
 
 def go_on(spark: Any, streams: list[Stream]) -> None:
     for one in streams:
-        one.given.feed(100)
-        one.given.feed_broken(1 if one.tables == "broken" else 0)
-        run(spark, one.given.store.path, one.checkpoint, one.tables)
-        one.given.check(one.tables)
+        one.inputs.feed(100)
+        one.inputs.feed_broken(1 if one.tables == "broken" else 0)
+        run(spark, one.inputs.store.path, one.checkpoint, one.tables)
+        one.inputs.check(one.tables)
 
 
 @pytest.mark.parametrize(
@@ -429,13 +435,13 @@ def test_a_driver_that_is_killed(
     streams = [stream(point, tables) for point in points for tables in ("one", "broken")]
     streams.append(stream("searched", "broken"))
     for one in streams:
-        one.given.feed(4_000, size=1_000)  # so much that tasks write files
+        one.inputs.feed(4_000, size=1_000)  # so much that tasks write files
         if one.tables == "broken" and one.point != "writing":  # where the batch would fail before it writes
-            one.given.feed_broken(3)
+            one.inputs.feed_broken(3)
     with Driver(tmp_path, streams) as driver:
         driver.wait_until_still()
         for one in streams:
-            before = one.given.store.queue("copied").statistics().messages
+            before = one.inputs.store.queue("copied").statistics().messages
             assert before == (4_000 if one.point == "committed" else 0)
         driver.signal(signal.SIGKILL)
     if checkpoint == "deleted":
@@ -451,28 +457,28 @@ def test_a_driver_that_wakes_beside_its_successor(
     streams = [stream("staged", "one"), stream("staged", "broken")]
     successors = [replace(streams[0], checkpoint=tmp_path / "other"), streams[1]]
     for one in streams:
-        one.given.feed(1_000)
-        one.given.feed_broken(2 if one.tables == "broken" else 0)
+        one.inputs.feed(1_000)
+        one.inputs.feed_broken(2 if one.tables == "broken" else 0)
     with Driver(tmp_path, streams) as driver:
         driver.wait_until_still()
         driver.signal(signal.SIGSTOP)
         for one in successors:
-            run(spark, one.given.store.path, one.checkpoint, one.tables, max_rows=600)
-            one.given.check(one.tables)
+            run(spark, one.inputs.store.path, one.checkpoint, one.tables, max_rows=600)
+            one.inputs.check(one.tables)
         driver.let_go()
         driver.signal(signal.SIGCONT)
         for one in streams:
-            one.given.feed(100)  # which the one that woke up would like to have
-        assert [told.partition(" is")[0] for told in driver.end()] == ["PositionConflict: consumer c"] * 2
+            one.inputs.feed(100)  # which the one that woke up would like to have
+        assert [error.partition(" is")[0] for error in driver.end()] == ["PositionConflict: consumer c"] * 2
         for one in successors:
-            run(spark, one.given.store.path, one.checkpoint, one.tables)
-            one.given.check(one.tables)
+            run(spark, one.inputs.store.path, one.checkpoint, one.tables)
+            one.inputs.check(one.tables)
 
 
 @pytest.mark.campaign
 def test_a_jvm_that_is_killed_is_one_line(spark: Any, stream: Callable[[str, str], Stream], tmp_path: Path) -> None:
     only = [stream("staged", "one")]
-    only[0].given.feed(100)
+    only[0].inputs.feed(100)
     with Driver(tmp_path, only) as driver:
         driver.wait_until_still()
         for status in Path("/proc").glob("[0-9]*/stat"):
@@ -481,10 +487,10 @@ def test_a_jvm_that_is_killed_is_one_line(spark: Any, stream: Callable[[str, str
                 os.kill(int(status.parent.name), signal.SIGKILL)
         time.sleep(1)
         driver.let_go()
-        (told,) = driver.end()
-    assert told.startswith("StreamFailed: Spark's JVM has ended"), told
-    assert "restart this program" in told
-    assert "\n" not in told
+        (error,) = driver.end()
+    assert error.startswith("StreamFailed: Spark's JVM has ended"), error
+    assert "restart this program" in error
+    assert "\n" not in error
     logged = (tmp_path / "stderr").read_text()
     assert "py4j" not in logged, logged
     assert "Traceback" not in logged, logged

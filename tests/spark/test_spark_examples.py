@@ -54,9 +54,9 @@ def windows(minutes: Iterable[int]) -> dict[str, int]:
 
 def test_streaming(spark: Any, folder: str) -> None:
     passed = max(streaming.FIRST) - 10  # where the watermark is when the later ones come
-    kept = streaming.FIRST + [minute for minute in streaming.LATER if minute // 5 * 5 + 5 > passed]
-    assert len(kept) == len(streaming.FIRST) + len(streaming.LATER) - 1
-    over = [minute for minute in kept if minute // 5 * 5 + 5 <= max(kept) - 10]
+    minutes = streaming.FIRST + [minute for minute in streaming.LATER if minute // 5 * 5 + 5 > passed]
+    assert len(minutes) == len(streaming.FIRST) + len(streaming.LATER) - 1
+    over = [minute for minute in minutes if minute // 5 * 5 + 5 <= max(minutes) - 10]
     assert streaming.main(spark, folder) == windows(over)
 
 
@@ -73,10 +73,10 @@ def test_several_tables(spark: Any, folder: str) -> None:
 def test_bulk_load(spark: Any, folder: str) -> None:
     prices = {b"item-%07d" % number: number * 3 for number in range(100_000, bulk_load.ROWS)}
     prices |= {b"item-%07d" % number: 7 for number in range(1_000)}
-    found = bulk_load.main(spark, folder)
-    assert (found["left"], found["tries"]) == (len(prices), [False, True])
-    assert found["prices"] == prices | {b"item-new": 100}
-    assert found["loads"] == {b"2026-01-01": "done"}
+    summary = bulk_load.main(spark, folder)
+    assert (summary["left"], summary["tries"]) == (len(prices), [False, True])
+    assert summary["prices"] == prices | {b"item-new": 100}
+    assert summary["loads"] == {b"2026-01-01": "done"}
 
 
 def test_point_in_time_join(spark: Any, folder: str) -> None:
@@ -96,7 +96,7 @@ def test_streams_that_cannot_begin(spark: Any, store: Store, folder: str, tmp_pa
     store.kv("totals", value="int64")
     events = store.queue("events")
     store.queue("others", shards=2)
-    given: dict[str, Any] = {"source": "events", "consumer": "c", "batch": lambda frame: {}, "available_now": True}
+    options: dict[str, Any] = {"source": "events", "consumer": "c", "batch": lambda frame: {}, "available_now": True}
     for wrong, error, words in (
         ({"source": "totals"}, KindMismatch, "table totals of the kind kv has no change feed: .*changes=True"),
         ({"dead_letter": "totals"}, Invalid, "dead_letter is totals, which takes no messages .*: give a queue"),
@@ -105,23 +105,23 @@ def test_streams_that_cannot_begin(spark: Any, store: Store, folder: str, tmp_pa
         ({"max_rows": 0}, Invalid, "option max_rows is '0': give a whole number above 0"),
     ):
         with pytest.raises(error, match=words):
-            penstock.spark.stream(spark, folder, **(given | wrong))
+            penstock.spark.stream(spark, folder, **(options | wrong))
     with pytest.raises(Invalid, match="no store can be at s3://bucket/data: give an absolute path, or penstock://host"):
-        penstock.spark.stream(spark, "s3://bucket/data", **given)
+        penstock.spark.stream(spark, "s3://bucket/data", **options)
     with pytest.raises(Invalid, match="list was given for totals: give a DataFrame"):
         penstock.spark.commit(folder, {"totals": []})  # type: ignore[dict-item]
 
     events.put(b"x", durable=True)
-    for made in (None, spark.range(1)):
-        query = penstock.spark.stream(spark, folder, **(given | {"batch": lambda frame, made=made: made}))
-        with pytest.raises(Invalid, match=f"the batch function gave {type(made).__name__}: give DataFrames by table"):
+    for output in (None, spark.range(1)):
+        query = penstock.spark.stream(spark, folder, **(options | {"batch": lambda frame, output=output: output}))
+        with pytest.raises(Invalid, match=f"the batch function gave {type(output).__name__}: give DataFrames by table"):
             penstock.spark.wait(query)
 
-    given["checkpoint"] = str(tmp_path / "checkpoint")
-    assert penstock.spark.wait(penstock.spark.stream(spark, folder, **given)).rows_in == 1
+    options["checkpoint"] = str(tmp_path / "checkpoint")
+    assert penstock.spark.wait(penstock.spark.stream(spark, folder, **options)).rows_in == 1
     for wrong in ({"consumer": "d"}, {"source": "others"}):
         with pytest.raises(PositionConflict, match="the checkpoint is ahead of consumer ., or another queue's"):
-            penstock.spark.stream(spark, folder, **(given | wrong))
+            penstock.spark.stream(spark, folder, **(options | wrong))
 
 
 SUBMITTED = """
@@ -135,9 +135,9 @@ print(json.dumps([spark.conf.get(name) for name in names]))
 def test_a_session_takes_what_spark_submit_was_told(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(SUBMITTED)
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    told = ["--conf", "spark.sql.shuffle.partitions=3", "--conf", "spark.sql.ansi.enabled=true"]
+    arguments = ["--conf", "spark.sql.shuffle.partitions=3", "--conf", "spark.sql.ansi.enabled=true"]
     ran = subprocess.run(
-        [str(submit), "--master", "local[1]", *told, "app.py"],
+        [str(submit), "--master", "local[1]", *arguments, "app.py"],
         cwd=tmp_path,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,

@@ -200,13 +200,13 @@ def test_messages_that_were_trimmed(spark: Any, store: Store, folder: str, tmp_p
     queue.put_many([b"%d" % number for number in range(10)], durable=True)
 
     def read(name: str, **options: str) -> list[bytes]:
-        found: list[bytes] = []
+        payloads: list[bytes] = []
         reader = spark.readStream.format("penstock").option("table", "q").options(**options).load(folder)
         out = reader.writeStream.foreachBatch(
-            lambda frame, _: found.extend(bytes(row.payload) for row in frame.collect())
+            lambda frame, _: payloads.extend(bytes(row.payload) for row in frame.collect())
         )
         out.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start().awaitTermination()
-        return found
+        return payloads
 
     assert read("one", start="5", maxRows="2") == [b"4", b"5", b"6", b"7", b"8", b"9"]
     queue.put_many([b"%d" % number for number in range(10, 20)], durable=True)
@@ -267,32 +267,32 @@ def small(folder: str) -> str:
 
 def run_plain(folder: str, **environment: str | None) -> tuple[dict[str, Any], str]:
     """What each try of plain_session.py gave, and what was written to its standard error."""
-    known = {**os.environ, **environment}
+    variables = {**os.environ, **environment}
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("plain_session.py")), folder],
-        env={name: value for name, value in known.items() if value is not None},
+        env={name: value for name, value in variables.items() if value is not None},
         capture_output=True,
         text=True,
         timeout=200,
         check=True,
     )
-    told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    return {one["name"]: one.get("value", one.get("error")) for one in told}, ran.stderr
+    outcomes = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    return {outcome["name"]: outcome.get("value", outcome.get("error")) for outcome in outcomes}, ran.stderr
 
 
 def test_a_session_of_ones_own(small: str) -> None:
     """The format registers itself; filters are not pushed down, which is said once and changes nothing."""
-    told, said = run_plain(small, PYSPARK_PYTHON=sys.executable)
-    assert told == {"count": 3, "key_range": ["b", "c"], "again": 2, "views": ["t"]}
-    assert said.count(f"penstock: filters are not pushed down, set {PUSHDOWN}=true to read less") == 1
+    outcomes, errors = run_plain(small, PYSPARK_PYTHON=sys.executable)
+    assert outcomes == {"count": 3, "key_range": ["b", "c"], "again": 2, "views": ["t"]}
+    assert errors.count(f"penstock: filters are not pushed down, set {PUSHDOWN}=true to read less") == 1
 
 
 def test_a_session_whose_python_lacks_penstock(small: str, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
     path = f"{tmp_path}/bare/bin{os.pathsep}{os.environ['PATH']}"
-    told, _ = run_plain(small, PYSPARK_PYTHON=None, PYSPARK_DRIVER_PYTHON=None, PATH=path)
-    assert "DATA_SOURCE_NOT_FOUND" in told["count"]
-    assert "Spark runs python3, which has no penstock: use penstock.spark.session()" in told["views"]
+    outcomes, _ = run_plain(small, PYSPARK_PYTHON=None, PYSPARK_DRIVER_PYTHON=None, PATH=path)
+    assert "DATA_SOURCE_NOT_FOUND" in outcomes["count"]
+    assert "Spark runs python3, which has no penstock: use penstock.spark.session()" in outcomes["views"]
 
 
 def test_java_is_found_or_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -161,13 +161,13 @@ def test_a_driver_that_is_killed_at_work_is_done_without(folder: str) -> None:
             compacting.start()
             assert driver.stdout.readline() == "working\n"
             os.kill(driver.pid, signal.SIGKILL)
-        made = newest(inputs[0].parent)
-        assert made not in inputs  # what the driver had written, under an id of its own
+        abandoned = newest(inputs[0].parent)
+        assert abandoned not in inputs  # what the driver had written, under an id of its own
         store.offers._settings = OfferSettings(silence_s=0.1)  # long enough for one that is dead
         compacting.join(120)
         assert not compacting.is_alive()
         (listed,) = files(store, "t")
-        assert made != listed
+        assert abandoned != listed
         assert table.to_arrow().equals(before)
         assert store._jobs.gate(table_id(store, "t"), JobKind.COMPACTION).pending_job_id() is None
         # A finished compaction wakes the clean-up, which deletes its inputs and what no driver will list any more. The
@@ -218,9 +218,9 @@ def overtake(store: Store, name: str) -> None:
         chunk_ids=tuple(maintenance._work.reserve(4)),
         now_us=tree.stored_time_us,
     )
-    made = maintenance._files.open_all([catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))])
-    store._manifest.apply(catalog.publish([file.meta for file in made], inputs))
-    tree.end_compaction(compaction, made)
+    files = maintenance._files.open_all([catalog.describe(s, level=1, run=0) for s in merge(plan.under(store.path))])
+    store._manifest.apply(catalog.publish([file.meta for file in files], inputs))
+    tree.end_compaction(compaction, files)
 
 
 def test_a_task_that_fails_leaves_the_job_to_the_owner(
@@ -267,10 +267,10 @@ def test_verify_finds_a_flipped_bit(spark: Any, folder: str) -> None:
         for name, offset in ((file, 100_000), (file.with_suffix(".idx"), file.with_suffix(".idx").stat().st_size - 9)):
             damaged[name] = offset
             flip(name, offset)
-        found = penstock.spark.verify(spark, folder)
-        assert {damage.table for damage in found} == {"t"}
-        assert [damage.file for damage in found] == sorted(str(name.relative_to(folder)) for name in damaged)
-        assert all("does not match its checksum" in damage.reason for damage in found)
+        damages = penstock.spark.verify(spark, folder)
+        assert {damage.table for damage in damages} == {"t"}
+        assert [damage.file for damage in damages] == sorted(str(name.relative_to(folder)) for name in damaged)
+        assert all("does not match its checksum" in damage.reason for damage in damages)
         for name, offset in damaged.items():
             flip(name, offset)
         assert penstock.spark.verify(spark, folder) == []
@@ -294,10 +294,10 @@ def test_export_is_the_table(spark: Any, store: Store, folder: str, tmp_path: Pa
     lsn = penstock.spark.export(spark, folder, "users", str(tmp_path / "users"))
     assert lsn > 0
     expected = users.to_arrow().sort_by("key")
-    found = pq.read_table(tmp_path / "users").sort_by("key")
-    assert found.column("key").to_pylist() == expected.column("key").to_pylist()
-    assert found.column("value").to_pylist() == expected.column("value").to_pylist()
-    assert found.column("lsn").cast(pa.uint64()).to_pylist() == expected.column("lsn").to_pylist()
+    rows = pq.read_table(tmp_path / "users").sort_by("key")
+    assert rows.column("key").to_pylist() == expected.column("key").to_pylist()
+    assert rows.column("value").to_pylist() == expected.column("value").to_pylist()
+    assert rows.column("lsn").cast(pa.uint64()).to_pylist() == expected.column("lsn").to_pylist()
     with pytest.raises(Exception, match="already exists"):
         penstock.spark.export(spark, folder, "users", str(tmp_path / "users"))
     users.put(b"0000", b"new", durable=True)

@@ -41,23 +41,23 @@ def test_lag_and_catching_up(spark: Any, queues: Store, tmp_path: Path) -> None:
     put(queues, 50)
     go, running = threading.Event(), threading.Event()
 
-    def held(frame: Any) -> dict[str, Any]:
+    def route(frame: Any) -> dict[str, Any]:
         running.set()
         assert go.wait(100)
         return copy(frame)
 
-    query = start(spark, queues, tmp_path / "c", held, interval_s=0.0)
+    query = start(spark, queues, tmp_path / "c", route, interval_s=0.0)
     try:
         assert running.wait(100)
-        told = penstock.spark.progress(query)
-        assert (told.batches, told.lag, told.committed_s) == (0, 50, None)
+        progress = penstock.spark.progress(query)
+        assert (progress.batches, progress.lag, progress.committed_s) == (0, 50, None)
         put(queues, 10)
         assert penstock.spark.progress(query).lag == 60, "the lag of this moment, before the first commit"
         assert not penstock.spark.caught_up(query, 0.1)
         go.set()
         assert penstock.spark.caught_up(query, 100)
-        told = penstock.spark.progress(query)
-        assert (told.rows_in, told.lag) == (60, 0)
+        progress = penstock.spark.progress(query)
+        assert (progress.rows_in, progress.lag) == (60, 0)
     finally:
         go.set()
         query.stop()
@@ -116,7 +116,7 @@ def test_queries_of_others(spark: Any) -> None:
 
 
 @pytest.fixture
-def held(spark: Any, queues: Store, tmp_path: Path) -> Iterator[tuple[Any, threading.Event]]:
+def paused_stream(spark: Any, queues: Store, tmp_path: Path) -> Iterator[tuple[Any, threading.Event]]:
     """A stream that is in the middle of its first batch, until the event is set."""
     put(queues, 50)
     go, running = threading.Event(), threading.Event()
@@ -134,10 +134,10 @@ def held(spark: Any, queues: Store, tmp_path: Path) -> Iterator[tuple[Any, threa
 
 
 def test_two_streams_of_one_consumer(
-    spark: Any, queues: Store, tmp_path: Path, held: tuple[Any, threading.Event]
+    spark: Any, queues: Store, tmp_path: Path, paused_stream: tuple[Any, threading.Event]
 ) -> None:
     """The one that commits first goes on; the other stops, and has written nothing."""
-    query, go = held
+    query, go = paused_stream
     assert penstock.spark.wait(start(spark, queues, tmp_path / "other", copy, available_now=True), 100).rows_in == 50
     go.set()
     with pytest.raises(PositionConflict, match="consumer c is at .*: another driver took over, so this one stops"):
@@ -146,10 +146,10 @@ def test_two_streams_of_one_consumer(
 
 
 def test_two_streams_with_one_checkpoint(
-    spark: Any, queues: Store, tmp_path: Path, held: tuple[Any, threading.Event]
+    spark: Any, queues: Store, tmp_path: Path, paused_stream: tuple[Any, threading.Event]
 ) -> None:
     """Spark refuses or stops one of them: whichever it is, every message counts once."""
-    query, go = held
+    query, go = paused_stream
     threading.Timer(1.0, go.set).start()
     try:
         penstock.spark.wait(start(spark, queues, tmp_path / "c", copy, available_now=True), 100)

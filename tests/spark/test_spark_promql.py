@@ -60,11 +60,11 @@ def collected(frame: Any) -> set[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_slices_are_the_range(spark: Any, metrics: Any, folder: str, expression: str) -> None:
-    wanted = rows(metrics.query_range(expression, START_US, END_US, STEP_S))
-    assert wanted
+    expected = rows(metrics.query_range(expression, START_US, END_US, STEP_S))
+    assert expected
     frame = penstock.spark.promql(spark, folder, "metrics", expression, START_US, END_US, STEP_S, splits=5)
     assert frame.schema.names == metrics.schema.names
-    assert collected(frame) == wanted
+    assert collected(frame) == expected
 
 
 def test_the_number_of_slices(spark: Any, metrics: Any, folder: str) -> None:
@@ -83,34 +83,34 @@ def test_the_number_of_slices(spark: Any, metrics: Any, folder: str) -> None:
 def test_a_slice_that_is_too_large_is_halved(
     metrics: Any, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(promql_range, "query_name", lambda what: f"{what}-{tmp_path}")
+    monkeypatch.setattr(promql_range, "query_name", lambda function: f"{function}-{tmp_path}")
     monkeypatch.setattr(promql_range, "QueryLimits", lambda **more: QueryLimits(samples_max=400, **more))
     ref = TableRef.of({"path": folder, "table": "metrics"})
     grid = range_grid(START_US, END_US, STEP_S)
-    wanted = promql_range._RangeQuery(ref, ref.info(), "cpu", grid, 1)
-    found = pa.Table.from_batches(promql_range._rows(wanted, grid))
-    assert rows(found) == rows(metrics.query_range("cpu", START_US, END_US, STEP_S))
+    range_query = promql_range._RangeQuery(ref, ref.info(), "cpu", grid, 1)
+    table = pa.Table.from_batches(promql_range._rows(range_query, grid))
+    assert rows(table) == rows(metrics.query_range("cpu", START_US, END_US, STEP_S))
     monkeypatch.setattr(promql_range, "QueryLimits", lambda **more: QueryLimits(samples_max=4, **more))
     with pytest.raises(QueryTooLarge, match="at most 4 samples"):
-        list(promql_range._rows(wanted, grid))
+        list(promql_range._rows(range_query, grid))
 
 
 def test_a_task_without_the_folder_asks_the_owner(
     metrics: Any, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(promql_range, "query_name", lambda what: f"{what}-{tmp_path}")
+    monkeypatch.setattr(promql_range, "query_name", lambda function: f"{function}-{tmp_path}")
     monkeypatch.setattr(promql_range, "_shards", lambda *_: None)
     ref = TableRef.of({"path": folder, "table": "metrics"})
     grid = range_grid(START_US, END_US, STEP_S)
-    wanted = promql_range._RangeQuery(ref, ref.info(), "cpu", grid, 1)
-    found = pa.Table.from_batches(promql_range._rows(wanted, grid))
-    assert rows(found) == rows(metrics.query_range("cpu", START_US, END_US, STEP_S))
+    range_query = promql_range._RangeQuery(ref, ref.info(), "cpu", grid, 1)
+    table = pa.Table.from_batches(promql_range._rows(range_query, grid))
+    assert rows(table) == rows(metrics.query_range("cpu", START_US, END_US, STEP_S))
 
 
 def test_wrong_arguments_are_refused_before_any_work(spark: Any, metrics: Any, store: Store, folder: str) -> None:
     store.kv("users")
     good = ("metrics", "cpu", BASE_US, END_US, 60.0)
-    for place, wrong, error in (
+    for index, wrong, error in (
         (0, "users", KindMismatch),
         (0, "absent", NotFound),
         (1, "cpu[5m]", Invalid),
@@ -122,7 +122,7 @@ def test_wrong_arguments_are_refused_before_any_work(spark: Any, metrics: Any, s
         (4, "1m", Invalid),
     ):
         arguments: list[Any] = [*good]
-        arguments[place] = wrong
+        arguments[index] = wrong
         with pytest.raises(error):
             penstock.spark.promql(spark, folder, *arguments)
     with pytest.raises(Invalid, match="splits"):

@@ -20,11 +20,11 @@ def requests(store: Store) -> Counter[str]:
     """How many requests of each name the owner has answered, but for those by which a new process connects."""
     families = [family for family in store.metrics.families() if family.name == "requests_total"]
     samples = families[0].samples if families else {}  # there are none before the first client
-    found = Counter(
+    counts = Counter(
         {name: round(count) for (name,), count in samples.items() if isinstance(count, float | int) and count}
     )
-    del found["Hello"]
-    return found
+    del counts["Hello"]
+    return counts
 
 
 def route_to(tables: list[str]) -> Any:

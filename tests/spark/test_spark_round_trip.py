@@ -116,10 +116,10 @@ def test_large_values(spark: Any, store: Store, folder: str) -> None:
     assert dict(there.scan()) == rows
     save(frame.selectExpr("value as payload", "key"), folder, "queue")
     assert {message["key"]: message["payload"] for message in queue.to_arrow().to_pylist()} == rows
-    found = (
+    matches = (
         load(spark, folder, "queue").selectExpr("key", "sha2(payload, 256) = sha2(repeat(payload, 1), 256)").collect()
     )
-    assert len(found) == len(rows)
+    assert len(matches) == len(rows)
 
 
 def test_a_large_batch_comes_in_slices() -> None:
@@ -145,8 +145,8 @@ def test_every_message_of_a_queue(spark: Any, store: Store, folder: str) -> None
     store.flush()
     frame = load(spark, folder, "here")
     columns = ["shard", "sequence", "time", "key", "payload"]
-    shown = frame.selectExpr("shard", "sequence", "unix_micros(timestamp) time", "key", "payload").collect()
-    assert sorted(map(_plain, shown)) == sorted(map(_plain, _messages(here, columns)))
+    rows = frame.selectExpr("shard", "sequence", "unix_micros(timestamp) time", "key", "payload").collect()
+    assert sorted(map(_plain, rows)) == sorted(map(_plain, _messages(here, columns)))
     save(frame, folder, "there")
     own = ["key", "time", "payload"]
     assert sorted(map(_plain, _messages(there, own))) == sorted(map(_plain, _messages(here, own)))
@@ -201,9 +201,9 @@ def kv_tables(draw: st.DrawFn) -> tuple[str, int, dict[bytes, Any]]:
 
 
 @few
-@given(made=kv_tables())
-def test_a_made_table_written_by_spark(spark: Any, store: Store, folder: str, made: Any) -> None:
-    kind, shards, rows = made
+@given(table_spec=kv_tables())
+def test_a_made_table_written_by_spark(spark: Any, store: Store, folder: str, table_spec: Any) -> None:
+    kind, shards, rows = table_spec
     name = f"t{next(numbers)}"
     table = store.kv(name, value=kind, shards=shards)
     save(spark.createDataFrame(_arrow(table, rows)), folder, name)
@@ -211,17 +211,19 @@ def test_a_made_table_written_by_spark(spark: Any, store: Store, folder: str, ma
 
 
 @few
-@given(made=kv_tables())
-def test_a_made_table_read_by_spark(spark: Any, store: Store, folder: str, made: Any) -> None:
-    kind, shards, rows = made
+@given(table_spec=kv_tables())
+def test_a_made_table_read_by_spark(spark: Any, store: Store, folder: str, table_spec: Any) -> None:
+    kind, shards, rows = table_spec
     name = f"t{next(numbers)}"
     table = store.kv(name, value=kind, shards=shards)
     table.put_many(rows, durable=True)
-    found = load(spark, folder, name).toArrow().sort_by("key")
+    rows_read = load(spark, folder, name).toArrow().sort_by("key")
     own = table.to_arrow().sort_by("key")
-    assert [exact(one) for one in found["value"].to_pylist()] == [exact(one) for one in own["value"].to_pylist()]
-    assert found["key"].to_pylist() == own["key"].to_pylist()
-    assert found["lsn"].to_pylist() == own["lsn"].to_pylist()
+    assert [exact(value) for value in rows_read["value"].to_pylist()] == [
+        exact(value) for value in own["value"].to_pylist()
+    ]
+    assert rows_read["key"].to_pylist() == own["key"].to_pylist()
+    assert rows_read["lsn"].to_pylist() == own["lsn"].to_pylist()
 
 
 def _arrow(table: Any, rows: dict[bytes, Any]) -> pa.Table:
@@ -289,8 +291,8 @@ def test_ranges_of_a_queue(spark: Any, store: Store, folder: str) -> None:
     queue.put_many(
         [b"%d" % number for number in range(100)], keys=[b"%d" % number for number in range(100)], durable=True
     )
-    found = load(spark, folder, "q", start="10", end="20").select("shard", "sequence").collect()
-    assert sorted(map(tuple, found)) == [(shard, sequence) for shard in (0, 1) for sequence in range(10, 20)]
+    rows = load(spark, folder, "q", start="10", end="20").select("shard", "sequence").collect()
+    assert sorted(map(tuple, rows)) == [(shard, sequence) for shard in (0, 1) for sequence in range(10, 20)]
 
 
 # -- filters
@@ -360,22 +362,24 @@ def test_no_filter_changes_what_is_found(spark: Any, store: Store, folder: str) 
     for name, filters in (("t", KV_FILTERS), ("q", QUEUE_FILTERS)):
         copy = spark.createDataFrame(load(spark, folder, name).toArrow())
         judged = copy.selectExpr(
-            "*", *(f"coalesce({wanted}, false) f{number}" for number, wanted in enumerate(filters))
+            "*", *(f"coalesce({condition}, false) f{number}" for number, condition in enumerate(filters))
         )
         rows = judged.collect()
-        places = ("key", "lsn") if name == "t" else ("shard", "sequence")
+        columns = ("key", "lsn") if name == "t" else ("shard", "sequence")
         expected = {
-            wanted: sorted(_plain(row[place] for place in places) for row in rows if row[f"f{number}"])
-            for number, wanted in enumerate(filters)
+            condition: sorted(_plain(row[row_key] for row_key in columns) for row in rows if row[f"f{number}"])
+            for number, condition in enumerate(filters)
         }
         narrowed = [
-            load(spark, folder, name, splits="1", pushdown="true").where(wanted).selectExpr(f"{number} number", *places)
-            for number, wanted in enumerate(filters)
+            load(spark, folder, name, splits="1", pushdown="true")
+            .where(condition)
+            .selectExpr(f"{number} number", *columns)
+            for number, condition in enumerate(filters)
         ]
-        found: dict[str, list[Any]] = {wanted: [] for wanted in filters}
-        for number, *place in functools.reduce(DataFrame.unionAll, narrowed).collect():
-            found[filters[number]].append(_plain(place))
-        assert {wanted: sorted(some) for wanted, some in found.items()} == expected
+        keys: dict[str, list[Any]] = {condition: [] for condition in filters}
+        for number, *row_key in functools.reduce(DataFrame.unionAll, narrowed).collect():
+            keys[filters[number]].append(_plain(row_key))
+        assert {condition: sorted(row_keys) for condition, row_keys in keys.items()} == expected
 
 
 @pytest.mark.parametrize("pushdown", ["true", "false"])

@@ -15,15 +15,15 @@ from tests.page_blocks import ROOT
 
 def processes_with(text: str) -> list[int]:
     """The processes, a JVM for example, that have a text in their command lines."""
-    found = []
+    process_ids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if os.fsencode(text) in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
+                    process_ids.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return process_ids
 
 
 @pytest.mark.parametrize("under_make", [False, True])
@@ -41,9 +41,9 @@ def test_an_interrupt_ends_it_in_one_line(tmp_path: Path, under_make: bool) -> N
     until(lambda: len(processes_with(str(tmp_path))) > 0 or process.poll() is not None)  # the query was started
     for _ in range(2):
         process.send_signal(signal.SIGINT)
-    told, errors = process.communicate(timeout=60)
-    assert (told.strip().count("\n"), errors) == (0, "")
-    assert told.strip().startswith(f"stopped: what was produced is in {tmp_path / 'data' / 'store'}")
+    output, errors = process.communicate(timeout=60)
+    assert (output.strip().count("\n"), errors) == (0, "")
+    assert output.strip().startswith(f"stopped: what was produced is in {tmp_path / 'data' / 'store'}")
     assert process.returncode == (0 if under_make else 130)
     until(lambda: processes_with(str(tmp_path)) == [])
 

@@ -37,9 +37,9 @@ def traffic(store: Store) -> Iterator[None]:
             with store.batch() as batch:
                 accounts = batch.kv("accounts", value="int64")
                 for step in range(20):
-                    place = (number * 7919 + step * 613) % ACCOUNTS
-                    accounts.merge(b"%06d" % place, -1, operator="add_i64")
-                    accounts.merge(b"%06d" % ((place * 31 + 1) % ACCOUNTS), 1, operator="add_i64")
+                    account = (number * 7919 + step * 613) % ACCOUNTS
+                    accounts.merge(b"%06d" % account, -1, operator="add_i64")
+                    accounts.merge(b"%06d" % ((account * 31 + 1) % ACCOUNTS), 1, operator="add_i64")
                 accounts.merge(b"moves", 20, operator="add_i64")
                 batch.queue("moves").put_many([b"move"] * 20, keys=[b"%d" % step for step in range(20)])
             number += 1
@@ -77,9 +77,9 @@ def test_reads_under_traffic(spark: Any, folder: str) -> None:
         store.queue("moves", shards=2)
         penstock.spark.views(spark, folder)
         with traffic(store), penstock.connect(folder) as connected, connected.snapshot() as snapshot:
-            kept = dict(snapshot.kv("accounts").scan())
-            told = snapshot.queue("moves").to_arrow().num_rows
-            seen = []
+            balances = dict(snapshot.kv("accounts").scan())
+            moves = snapshot.queue("moves").to_arrow().num_rows
+            counts = []
             for _ in range(3):
                 row = spark.sql(
                     "select (select sum(value) from accounts where key <> binary('moves')),"
@@ -87,18 +87,18 @@ def test_reads_under_traffic(spark: Any, folder: str) -> None:
                 ).first()
                 assert row[0] == 100 * ACCOUNTS  # both sides of every move, or neither
                 assert row[1] == row[2]  # the queue at the same moment
-                seen.append(row[2])
-            assert seen == sorted(set(seen))  # a later query sees more
+                counts.append(row[2])
+            assert counts == sorted(set(counts))  # a later query sees more
             old = load(spark, folder, "accounts", snapshot=snapshot.id, splits="4").collect()
-            assert {bytes(row.key): row.value for row in old} == kept
-            assert load(spark, folder, "moves", snapshot=snapshot.id).count() == told
+            assert {bytes(row.key): row.value for row in old} == balances
+            assert load(spark, folder, "moves", snapshot=snapshot.id).count() == moves
 
 
 def test_the_lease_of_a_snapshot(spark: Any, store: Store, folder: str) -> None:
     store.kv("t").put(b"a", b"1", durable=True)
     with penstock.connect(folder) as connected:
-        held = connected.snapshot(lease_s=1.0)
-        frame = load(spark, folder, "t", snapshot=held.id)
+        snapshot = connected.snapshot(lease_s=1.0)
+        frame = load(spark, folder, "t", snapshot=snapshot.id)
         assert frame.count() == 1
         time.sleep(3.5)
         with pytest.raises(Exception, match="the snapshot was closed, or was not used for its lease"):

@@ -25,10 +25,10 @@ def test_a_kv_table_read_and_written(spark: Any, store: Store, folder: str) -> N
     assert frame.columns == ["key", "value", "lsn"]
     rows = frame.collect()
     assert {bytes(row.key): bytes(row.value) for row in rows} == dict(users.scan())
-    made = spark.range(5_000).selectExpr(
+    new_rows = spark.range(5_000).selectExpr(
         "cast(format_string('%06d', id) as binary) as key", "cast(concat('x', id) as binary) as value"
     )
-    made.write.format("penstock").option("table", "users").mode("append").save(folder)
+    new_rows.write.format("penstock").option("table", "users").mode("append").save(folder)
     assert users.get(b"004999") == b"x4999"
     assert users.get(b"0999") == b"v999"
     assert load(spark, folder, "users").count() == 6_000
@@ -45,8 +45,8 @@ def test_keys_of_text_decimals_and_structs(spark: Any, store: Store, folder: str
     assert [tuple(row) for row in frame.where("key = 'ada'").select("value.name", "value.paid").collect()] == [
         ("Ada", Decimal("1.10"))
     ]
-    made = frame.selectExpr("upper(key) as key", "named_struct('name', value.name, 'paid', value.paid) as value")
-    made.write.format("penstock").option("table", "people").mode("append").save(folder)
+    rows = frame.selectExpr("upper(key) as key", "named_struct('name', value.name, 'paid', value.paid) as value")
+    rows.write.format("penstock").option("table", "people").mode("append").save(folder)
     assert dict(people)["ADA"] == people["ada"]
 
 
@@ -59,8 +59,10 @@ def test_a_queue_read_and_written(spark: Any, store: Store, folder: str) -> None
     assert {bytes(row.payload) for row in rows} == {b"old", *(b"m%d" % number for number in range(100))}
     old = next(row for row in rows if bytes(row.payload) == b"old")
     assert old.timestamp.astimezone(UTC) == before_1970
-    made = spark.range(300).selectExpr("cast(string(id) as binary) as payload", "cast(string(id % 7) as binary) as key")
-    made.write.format("penstock").option("table", "events").mode("append").save(folder)
+    new_rows = spark.range(300).selectExpr(
+        "cast(string(id) as binary) as payload", "cast(string(id % 7) as binary) as key"
+    )
+    new_rows.write.format("penstock").option("table", "events").mode("append").save(folder)
     assert events.statistics().messages == 401
 
 
@@ -75,8 +77,8 @@ def test_headers_are_a_map(spark: Any, store: Store, folder: str) -> None:
     }
     assert rows == {b"1": {"trace": b"a", "n": b"\x00"}, b"2": None}
     frame.write.format("penstock").option("table", "traced").mode("append").save(folder)
-    made = spark.range(2).selectExpr("cast(string(id) as binary) as payload", "map('id', string(id)) as headers")
-    made.write.format("penstock").option("table", "traced").mode("append").save(folder)
+    new_rows = spark.range(2).selectExpr("cast(string(id) as binary) as payload", "map('id', string(id)) as headers")
+    new_rows.write.format("penstock").option("table", "traced").mode("append").save(folder)
     written = [(message.payload, message.headers) for message in traced.read()][2:]
     assert sorted(written, key=lambda message: message[0]) == [
         (b"0", {"id": b"0"}),
@@ -89,36 +91,38 @@ def test_headers_are_a_map(spark: Any, store: Store, folder: str) -> None:
 def test_overwrite_of_a_range(spark: Any, store: Store, folder: str, rows: int) -> None:
     table = store.kv("t", shards=2, value="int64")
     table.put_many({b"%08d" % number: -1 for number in range(0, 2_000_000, 1_000)}, durable=True)
-    made = spark.range(rows).selectExpr("cast(format_string('%08d', id) as binary) as key", "id as value")
-    writer = made.write.format("penstock").option("table", "t").mode("overwrite")
+    frame = spark.range(rows).selectExpr("cast(format_string('%08d', id) as binary) as key", "id as value")
+    writer = frame.write.format("penstock").option("table", "t").mode("overwrite")
     writer.option("start", "00000000").option("end", "01000000").save(folder)
-    found = dict(table.scan())
+    contents = dict(table.scan())
     expected = {b"%08d" % number: number for number in range(rows)}
     expected |= {b"%08d" % number: -1 for number in range(1_000_000, 2_000_000, 1_000)}
-    assert found == expected
-    for start, end, told in (("5", "4", "is above end"), ("00000001", "01000000", "key b'00000000' is outside")):
-        with pytest.raises(Exception, match=told):
+    assert contents == expected
+    for start, end, words in (("5", "4", "is above end"), ("00000001", "01000000", "key b'00000000' is outside")):
+        with pytest.raises(Exception, match=words):
             writer.option("start", start).option("end", end).save(folder)
     assert dict(table.scan()) == expected
-    made.write.format("penstock").option("table", "t").mode("overwrite").save(folder)
+    frame.write.format("penstock").option("table", "t").mode("overwrite").save(folder)
     assert table.to_arrow().num_rows == rows
 
 
 def test_deletes_whatever_stands_beside_them(spark: Any, store: Store, folder: str) -> None:
     table = store.kv("t", value="utf8")
     table.put_many({b"a": "1", b"b": "2", b"c": "3"}, durable=True)
-    made = spark.createDataFrame([(b"a", "x", "delete"), (b"b", None, "delete")], "key binary, value string, op string")
-    made.write.format("penstock").option("table", "t").mode("append").save(folder)
+    frame = spark.createDataFrame(
+        [(b"a", "x", "delete"), (b"b", None, "delete")], "key binary, value string, op string"
+    )
+    frame.write.format("penstock").option("table", "t").mode("append").save(folder)
     assert dict(table.scan()) == {b"c": "3"}
 
 
 def test_merges(spark: Any, store: Store, folder: str) -> None:
     totals = store.kv("totals", value="int64")
     totals.put(b"a", 5, durable=True)
-    made = spark.sql(
+    frame = spark.sql(
         "select cast('a' as binary) key, 3L value, 'add_i64' op union all select cast('b' as binary), 1, 'put'"
     )
-    made.write.format("penstock").option("table", "totals").mode("append").save(folder)
+    frame.write.format("penstock").option("table", "totals").mode("append").save(folder)
     assert dict(totals.scan()) == {b"a": 8, b"b": 1}
 
 
@@ -149,9 +153,9 @@ def test_wrong_use_is_one_clear_line(
     spark: Any, store: Store, folder: str, options: dict[str, str], words: str
 ) -> None:
     store.kv("users")
-    given = {name: value.format(folder=folder) for name, value in options.items()}
+    formatted = {name: value.format(folder=folder) for name, value in options.items()}
     with pytest.raises(Exception, match=words.replace("?", r"\?")):
-        spark.read.format("penstock").options(**given).load().collect()
+        spark.read.format("penstock").options(**formatted).load().collect()
 
 
 @pytest.mark.parametrize(
@@ -186,6 +190,6 @@ def test_a_stream_takes_every_name_of_a_consumer(spark: Any, store: Store, folde
 )
 def test_a_stream_refuses_what_cannot_be_meant(spark: Any, store: Store, folder: str, wrong: dict[str, Any]) -> None:
     store.queue("events")
-    given = {"consumer": "c", **wrong}
+    arguments = {"consumer": "c", **wrong}
     with pytest.raises(Invalid):
-        penstock.spark.stream(spark, folder, source="events", batch=lambda frame: {}, **given)
+        penstock.spark.stream(spark, folder, source="events", batch=lambda frame: {}, **arguments)

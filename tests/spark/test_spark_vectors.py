@@ -55,7 +55,7 @@ def test_a_task_that_searches_for_long_renews_the_lease(
 ) -> None:
     """Otherwise the tasks after it, minutes later, find the snapshot of their query closed."""
     store.vector("docs", dimensions=2).upsert("a", [1.0, 0.0], durable=True)
-    monkeypatch.setattr(vectors, "query_name", lambda what: "a query")
+    monkeypatch.setattr(vectors, "query_name", lambda function: "a query")
     now = iter(range(0, 1_000, 10))
     monkeypatch.setattr(reading, "clock", SimpleNamespace(monotonic_s=lambda: float(next(now))))
     ref = TableRef.of({"path": folder, "table": "docs"})
@@ -66,18 +66,18 @@ def test_a_task_that_searches_for_long_renews_the_lease(
         return snapshot_of(self, id)
 
     monkeypatch.setattr(RemoteStore, "snapshot", snapshot)
-    wanted = vectors._Search(ref, ref.info(), "vector", 1, 0, False, None)
+    request = vectors._Search(ref, ref.info(), "vector", 1, 0, False, None)
     batch = pa.record_batch({"vector": pa.array([[1.0, 0.1]], pa.list_(pa.float64()))})
-    found = list(vectors._task(wanted, iter([batch.slice(0, 0), batch, batch, batch])))
-    assert [part.column("neighbor").to_pylist() for part in found] == [["a"]] * 3
+    parts = list(vectors._task(request, iter([batch.slice(0, 0), batch, batch, batch])))
+    assert [part.column("neighbor").to_pylist() for part in parts] == [["a"]] * 3
     assert len(renewed) == 3
     assert len(set(renewed)) == 1
-    assert list(vectors._task(wanted, iter([batch.slice(0, 0)]))) == []
+    assert list(vectors._task(request, iter([batch.slice(0, 0)]))) == []
     monkeypatch.setattr(vectors, "HITS_MAX", 2)  # a task of many neighbours makes some at a time
     many = pa.concat_batches([batch] * 5)
-    found = list(vectors._task(wanted, iter([many])))
-    assert [part.num_rows for part in found] == [2, 2, 1]
-    assert [part.column("neighbor").to_pylist() for part in found] == [["a", "a"], ["a", "a"], ["a"]]
+    parts = list(vectors._task(request, iter([many])))
+    assert [part.num_rows for part in parts] == [2, 2, 1]
+    assert [part.column("neighbor").to_pylist() for part in parts] == [["a", "a"], ["a", "a"], ["a"]]
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -95,10 +95,10 @@ def test_a_search_finds_what_the_embedded_one_finds(
     queries = [(n, [float(value) for value in rows[n]]) for n in range(90, 150)]
     frame = spark.createDataFrame(queries, "name int, vector array<float>").repartition(2)
     for options in ({}, {"exact": True}, {"where": {"n": {">=": 1_000}}}, {"where": pc.field("n") < 200}):
-        found = penstock.spark.search(frame, folder, "docs", k=3, **options).collect()
-        wanted: Any = docs.search(rows[90:150], k=3, **options)
-        expected = sorted((90 + row["query"], row["rank"], row["id"], row["attributes"]) for row in wanted.to_pylist())
-        assert sorted((r["name"], r["rank"], r["neighbor"], r["neighbor_attributes"]) for r in found) == expected
+        neighbors = penstock.spark.search(frame, folder, "docs", k=3, **options).collect()
+        hits: Any = docs.search(rows[90:150], k=3, **options)
+        expected = sorted((90 + row["query"], row["rank"], row["id"], row["attributes"]) for row in hits.to_pylist())
+        assert sorted((r["name"], r["rank"], r["neighbor"], r["neighbor_attributes"]) for r in neighbors) == expected
     mistakes: list[dict[str, Any]] = [
         {"table": "nothing"},
         {"k": 0},
