@@ -371,9 +371,7 @@ class Driver:
         script = str(Path(__file__).with_name("stream_driver.py"))
         self._marks, self._streams = tmp_path / "marks", len(streams)
         self._marks.mkdir()
-        stream_arguments = [
-            [one.point, one.tables, one.stream_arguments.store.path, str(one.checkpoint)] for one in streams
-        ]
+        stream_arguments = [[one.point, one.tables, one.inputs.store.path, str(one.checkpoint)] for one in streams]
         with (tmp_path / "stderr").open("w") as logged:
             self.process = subprocess.Popen(
                 [sys.executable, script, str(self._marks), *chain(*stream_arguments)],
