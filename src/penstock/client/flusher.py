@@ -5,8 +5,8 @@ The steps of a batch:
  2. As many as fit become a message. A group without a token of the user gets the next number of this client's own.
  3. The message is sent until it is answered: without an answer its outcome is unknown, so it is sent again unchanged,
     to this owner or the next, and the tokens ensure that nothing happens twice.
- 4. Every answered group leaves the queue: done, or not done and its writer is told. The owner stops at a plain group
-    that it refuses; the groups after it get new numbers in the next message.
+ 4. Every answered group leaves the queue: done, or not done and reported to its writer. The owner stops at a plain
+    group that it refuses; the groups after it get new numbers in the next message.
 
 So numbers rise in the order of sending, and an unanswered message has at most GROUPS_MAX of them: none is ever below
 the window in which the ledger remembers tokens, however long the queue is.

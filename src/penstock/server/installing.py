@@ -1,6 +1,6 @@
 """How a member takes a snapshot of its leader's store: files are fetched beside the old store, and then replace it.
 
-    incoming-<path>   what was fetched so far; a later attempt goes on with it, as far as the leader has the same bytes
+    incoming-<path>   what was fetched so far; a later attempt reuses it where the leader has the same bytes
     incoming-READY    written last: from then on the old store does not count, and the installation is finished at
                       every start before anything is opened
 
@@ -172,7 +172,7 @@ class SnapshotTaker:
 
 
 def finish_installation(fs: FileSystem, root: str) -> bool:
-    """Replace the store by a snapshot that is ready; return whether there was one. Repeated until it went through."""
+    """Replace the store by a snapshot that is ready; return whether there was one. Repeated until it succeeds."""
     ready = _read_ready(fs, f"{root}/{READY}")
     if ready is None:
         return False

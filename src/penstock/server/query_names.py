@@ -3,7 +3,7 @@
 The tasks of a query take its snapshot by its name; the first task creates it. After that snapshot was closed, or its
 owner ended, a late task must not get another one: the query would silently mix two LSNs.
 
-    <store>/run/queries     a line for each name: when, in microseconds, and client/name; of the last day; then zeros
+    <store>/run/queries     a line for each name of the last day: the time in microseconds, then client/name; then zeros
 
 The zeros are space for further names: reads continue on a full disk. When it is used up, queries are refused.
 

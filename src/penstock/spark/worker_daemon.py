@@ -38,7 +38,7 @@ def begin_task(sock: socket.socket, modules: int) -> int:
     if sock.family != socket.AF_UNIX and hasattr(socket, "TCP_QUICKACK"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)  # the kernel forgets it with each answer
     if len(sys.modules) != modules:
-        gc.freeze()  # only then: what is frozen is never collected, and there are so many modules and no more
+        gc.freeze()  # only then: frozen objects are never collected, and the number of modules is bounded
     return len(sys.modules)
 
 
