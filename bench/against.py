@@ -66,29 +66,29 @@ def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m bench.against")
     arguments.add_argument("revision")
     arguments.add_argument("names", nargs="*", default=NAMES)
-    asked = arguments.parse_args()
+    options = arguments.parse_args()
     rounds: dict[str, list[tuple[float, float]]] = {}
     with folder() as root:
         trees = {"then": Path(root) / "then", "now": Path(root) / "now"}
-        check_out(asked.revision, trees["then"])
+        check_out(options.revision, trees["then"])
         check_out("HEAD", trees["now"])
         for number in range(ROUNDS):
-            for name in asked.names:
+            for name in options.names:
                 order = ("then", "now") if number % 2 == 0 else ("now", "then")
                 measured = {which: measure(trees[which], name) for which in order}
-                for what, change, won in ratios(measured["then"], measured["now"]):
-                    rounds.setdefault(what, []).append((change, won))
+                for case, change, won in ratios(measured["then"], measured["now"]):
+                    rounds.setdefault(case, []).append((change, won))
                 print(f"round {number + 1}: {name}", flush=True)
     figures = []
-    for what, pairs in sorted(rounds.items()):
+    for case, pairs in sorted(rounds.items()):
         changes, wins = zip(*pairs, strict=True)
         won = statistics.median(wins) >= 1
         spread = (
-            f"{what} ({min(changes):.2f} to {max(changes):.2f}; then {statistics.median(wins):.2f} of the best peer)"
+            f"{case} ({min(changes):.2f} to {max(changes):.2f}; then {statistics.median(wins):.2f} of the best peer)"
         )
         value = statistics.median(changes)
         figures.append(Figure(name=spread, value=value, unit="x", least=LEAST if won else None, gate=won))
-    return 0 if tell("against", figures, revision=asked.revision, rounds=ROUNDS) else 1
+    return 0 if tell("against", figures, revision=options.revision, rounds=ROUNDS) else 1
 
 
 if __name__ == "__main__":

@@ -435,11 +435,11 @@ def durable_cases() -> tuple[list[Case], list[Goal]]:
 
 
 def main() -> bool:
-    held = run("kv", *put_cases())
-    held &= run("kv-durable", *durable_cases())
+    all_met = run("kv", *put_cases())
+    all_met &= run("kv-durable", *durable_cases())
     with folder() as path, closing(Readers(path)) as readers:
-        held &= run("kv-get", *get_cases(readers))
-    return held
+        all_met &= run("kv-get", *get_cases(readers))
+    return all_met
 
 
 if __name__ == "__main__":

@@ -230,9 +230,9 @@ def get_ours(batches: int = BATCHES // 2) -> float:
 
         def work() -> None:
             for _ in range(batches):
-                found = consumer.get(MANY)
-                assert len(found) == MANY
-                consumer.ack(found)
+                messages = consumer.get(MANY)
+                assert len(messages) == MANY
+                consumer.ack(messages)
 
         return rate(batches * MANY, work)
 
@@ -245,9 +245,9 @@ def get_sqlite(batches: int = BATCHES // 2) -> float:
         def work() -> None:
             for _ in range(batches):
                 database.execute("BEGIN IMMEDIATE")
-                found = database.execute("SELECT id, payload FROM queue ORDER BY id LIMIT ?", (MANY,)).fetchall()
-                assert len(found) == MANY
-                database.execute("DELETE FROM queue WHERE id BETWEEN ? AND ?", (found[0][0], found[-1][0]))
+                rows = database.execute("SELECT id, payload FROM queue ORDER BY id LIMIT ?", (MANY,)).fetchall()
+                assert len(rows) == MANY
+                database.execute("DELETE FROM queue WHERE id BETWEEN ? AND ?", (rows[0][0], rows[-1][0]))
                 database.execute("COMMIT")
 
         return rate(batches * MANY, work)
@@ -371,7 +371,7 @@ def fill(path: str, count: int) -> None:
 def bytes_below(path: str) -> int:
     """What files take, in blocks of the file system."""
     return sum(
-        os.stat(os.path.join(place, name)).st_blocks * 512 for place, _, names in os.walk(path) for name in names
+        os.stat(os.path.join(folder, name)).st_blocks * 512 for folder, _, names in os.walk(path) for name in names
     )
 
 
@@ -453,7 +453,7 @@ def _opens(*paths: str) -> Sequence[list[float]]:
 
 def cases() -> tuple[list[Case], list[Goal]]:
     put, get, one = f"durable put of {MANY:,}", f"get and acknowledge {MANY:,}", "durable put, one by one"
-    found = [
+    compared = [
         Case(name=put, run=put_ours),
         Case(name=f"SQLite, {put}", run=put_sqlite, peer_of=put),
         Case(name=f"persist-queue, {put}", run=put_persist_queue, peer_of=put),
@@ -468,7 +468,7 @@ def cases() -> tuple[list[Case], list[Goal]]:
         Case(name=f"litequeue, {one}", run=single_lite_queue, peer_of=one),
     ]
     if HAS_REDIS:
-        found += [
+        compared += [
             Case(name=f"Redis, {put}", run=put_redis, peer_of=put),
             Case(name=f"Redis, {get}", run=get_redis, peer_of=get),
             Case(name=f"Redis, {one}", run=single_redis, peer_of=one),
@@ -479,12 +479,12 @@ def cases() -> tuple[list[Case], list[Goal]]:
         Goal(ours=get, ratio=1.5),
         Goal(ours=one, ratio=1.0),
     ]
-    return found, goals
+    return compared, goals
 
 
 def main() -> bool:
-    held = run("queue", *cases(), rounds=5)
-    return report_sizes() and held
+    all_met = run("queue", *cases(), rounds=5)
+    return report_sizes() and all_met
 
 
 if __name__ == "__main__":

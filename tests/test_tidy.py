@@ -205,6 +205,40 @@ def test_a_class_name_is_defined_once() -> None:
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
 
 
+# Participles and pronouns say that a value exists, not what it is: `rows`, not `found`; `lease`, not `held`.
+VAGUE = {"asked", "cut_off", "engaged", "found", "given", "gone", "held", "kept", "known", "made", "offered", "place"}
+VAGUE |= {"places", "received", "said", "seen", "settle", "settled", "shown", "sound", "tend", "told", "wanted"}
+VAGUE |= {"what", "who"}
+# A field of a public report, a key of JSON, a field of a format, and a name that programs outside call.
+VAGUE_AND_PUBLIC = {"archive_settings.py kept", "status.py seen", "tokens.py seen", "port.py tend"}
+
+
+def vague_names(path: Path, tree: ast.Module) -> list[str]:
+    problems = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.attr
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            name = node.name
+        else:
+            continue
+        if name.strip("_").lower() in VAGUE and f"{path.name} {name}" not in VAGUE_AND_PUBLIC:
+            problems.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
+    return problems
+
+
+def test_names_say_what_a_value_is() -> None:
+    folders = [ROOT / name for name in ("src", "tests", "bench", "examples", "tools")]
+    trees = [(path, ast.parse(path.read_text())) for folder in folders for path in folder.rglob("*.py")]
+    assert [line for path, tree in trees for line in vague_names(path, tree)] == []
+    seeded = ast.parse("def f(given): _found = self.held = rows = given")
+    assert len(vague_names(SOURCE / "x.py", seeded)) == 3
+
+
 # Private names of other libraries, for which there is no public one.
 OF_OTHERS = {"_asdict", "_ensure_initialized", "_fields", "_getframe", "_jsc", "_make", "_replace"}
 OF_OTHERS |= {"_RAFT_STATE", "_SyncObj__onMessageReceived", "_SyncObj__setCurrentTerm"}  # PySyncObj's

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from penstock.host.randomness import Random
 from penstock.replica.following import FollowingRaft
 from penstock.replica.joining import FOUNDER, FRESH, JOINING, MEMBER, NO_VOTE, Joining
-from penstock.replica.messages import Inquire, Known, Sound, Support
+from penstock.replica.messages import PreVote, PreVoteGranted, StateInquiry, StateReport
 from penstock.replica.raft_log import RaftLog
 from penstock.replica.seams import FileGate, Link, RaftTimes
 
@@ -72,20 +72,20 @@ class ElectingRaft(FollowingRaft):
         self._attempt, self._supporters = self._attempt + 1, set()
         last = self.log.last
         for name in self._nodes:
-            self._tell(name, Sound(self.term, last, self.log.term_at(last), self._attempt))
+            self._tell(name, PreVote(self.term, last, self.log.term_at(last), self._attempt))
 
-    def _receive_sound(self, member: str, message: Sound) -> None:
+    def _receive_pre_vote(self, member: str, message: PreVote) -> None:
         last = self.log.last
         complete = (message.last_term, message.last_index) >= (self.log.term_at(last), last)
         complete = complete and not self._lacks_founder(message.last_index)
         if complete and self._joining is None and not self._hears_leader():
-            self._tell(member, Support(self.term, message.attempt))
+            self._tell(member, PreVoteGranted(self.term, message.attempt))
 
     def _lacks_founder(self, last_index: int) -> bool:
         """Whether a log without entries lacks the store that a founder of the cluster brought."""
         return last_index == 0 and self.log.state.founded
 
-    def _receive_support(self, member: str, message: Support) -> None:
+    def _receive_pre_vote_granted(self, member: str, message: PreVoteGranted) -> None:
         if message.attempt == self._attempt and not self._isLeader() and not self._hears_leader():
             self._supporters.add(member)
             if len(self._supporters) + 1 > (len(self._nodes) + 1) / 2:
@@ -99,7 +99,7 @@ class ElectingRaft(FollowingRaft):
         if now_s - self._inquired_s >= self._times.heartbeat_s:
             self._inquired_s = now_s
             for name in self._nodes:
-                self._tell(name, Inquire(self.term, self.log.state.life))
+                self._tell(name, StateInquiry(self.term, self.log.state.life))
         # A founder without entries brought nothing, and would wait for itself.
         is_founder, born = self.log.state.standing == FOUNDER and self.log.last > 0, None
         if is_founder or self.log.last == 0:
@@ -117,8 +117,8 @@ class ElectingRaft(FollowingRaft):
             self._SyncObj__setCurrentTerm(max(term, self.term), NO_VOTE)
             joining.adopted = True
 
-    def _receive_joining(self, member: str, message: Inquire | Known) -> None:
-        if isinstance(message, Known):
+    def _receive_joining(self, member: str, message: StateInquiry | StateReport) -> None:
+        if isinstance(message, StateReport):
             if self._joining is not None:
                 self._joining.take(member, message)
             return
@@ -127,7 +127,7 @@ class ElectingRaft(FollowingRaft):
         leads = bool(self._isLeader())
         self._tell(
             member,
-            Known(self.term, message.life, state.life, standing, leads, self.log.last, state.born, state.founded),
+            StateReport(self.term, message.life, state.life, standing, leads, self.log.last, state.born, state.founded),
         )
 
     @property

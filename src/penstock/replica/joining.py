@@ -3,7 +3,7 @@
 A member that lost its disk forgot what it acknowledged and whom it voted for. If it voted at once, it could help to
 elect a leader that lacks an entry which a quorum, its earlier life included, once had. So a new disk is `JOINING`: it
 takes entries, and acknowledges what it has synced, but neither votes nor stands. Each disk has a *life*, a random
-number, and asks the others (`Inquire`); what they answer (`Known`) decides:
+number, and asks the others (`StateInquiry`); what they answer (`StateReport`) decides:
 
   birth       all others are new, too. Nothing was ever acknowledged. One of them may be a store that began alone
               (`FOUNDER`): then nobody votes for a member without entries, so that the founder leads first.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.replica.messages import Known
+from penstock.replica.messages import StateReport
 from penstock.replica.state import FOUNDER, JOINING, MEMBER
 
 __all__ = ["FOUNDER", "FRESH", "JOINING", "MEMBER", "NO_VOTE", "Joining"]
@@ -39,11 +39,11 @@ class Joining:
     def __init__(self, others: Sequence[str], life: int) -> None:
         self._others, self._life = tuple(others), life
         self._quorum = (len(others) + 1) // 2 + 1
-        self._answers: dict[str, Known] = {}  # the newest of each member
+        self._answers: dict[str, StateReport] = {}  # the newest of each member
         self._first: dict[int, tuple[str, int]] = {}  # by term: its leader, and its last entry when it answered first
         self.adopted = False  # its term is above those of its earlier lives
 
-    def take(self, member: str, answer: Known) -> None:
+    def take(self, member: str, answer: StateReport) -> None:
         """Note an answer; one to an earlier life is ignored."""
         if answer.to_life == self._life:
             self._answers[member] = answer

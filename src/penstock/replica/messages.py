@@ -54,7 +54,7 @@ class NewerTerm(_MemberMessage, frozen=True):
     """The answer to a message of an old term: a leader that was replaced steps down when it gets this."""
 
 
-class Sound(_MemberMessage, frozen=True):
+class PreVote(_MemberMessage, frozen=True):
     """A member whose leader is silent asks whether it would be elected, before it begins a term (a pre-vote)."""
 
     last_index: int
@@ -62,8 +62,8 @@ class Sound(_MemberMessage, frozen=True):
     attempt: int
 
 
-class Support(_MemberMessage, frozen=True):
-    """The answer to `Sound`: this member would vote for it."""
+class PreVoteGranted(_MemberMessage, frozen=True):
+    """The answer to `PreVote`: this member would vote for it."""
 
     attempt: int
 
@@ -75,14 +75,14 @@ class NeedSnapshot(_MemberMessage, frozen=True):
     base_term: int
 
 
-class Inquire(_MemberMessage, frozen=True):
+class StateInquiry(_MemberMessage, frozen=True):
     """A member with a new disk asks the others for their states: see `joining`."""
 
     life: int
 
 
-class Known(_MemberMessage, frozen=True):
-    """The answer to `Inquire`."""
+class StateReport(_MemberMessage, frozen=True):
+    """The answer to `StateInquiry`."""
 
     to_life: int  # the life that asked
     life: int
@@ -93,7 +93,18 @@ class Known(_MemberMessage, frozen=True):
     founded: bool = False  # one of them brought a store
 
 
-Message = RequestVote | Vote | Append | Appended | NewerTerm | Sound | Support | NeedSnapshot | Inquire | Known
+Message = (
+    RequestVote
+    | Vote
+    | Append
+    | Appended
+    | NewerTerm
+    | PreVote
+    | PreVoteGranted
+    | NeedSnapshot
+    | StateInquiry
+    | StateReport
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -113,11 +124,11 @@ def unpack(data: bytes) -> Message:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Invalid(f"a member sent a message that does not decode ({error})") from None
     numbers = [message.term]
-    if isinstance(message, RequestVote | Sound):
+    if isinstance(message, RequestVote | PreVote):
         numbers += [message.last_index, message.last_term]
     elif isinstance(message, NeedSnapshot):
         numbers += [message.base_index, message.base_term]
-    elif isinstance(message, Known):
+    elif isinstance(message, StateReport):
         numbers.append(message.last_index)
     elif isinstance(message, Appended):
         numbers.append(message.next_index)

@@ -19,14 +19,14 @@ from penstock.replica.electing import ElectingRaft
 from penstock.replica.messages import (
     Append,
     Appended,
-    Inquire,
-    Known,
     Message,
     NeedSnapshot,
     NewerTerm,
+    PreVote,
+    PreVoteGranted,
     RequestVote,
-    Sound,
-    Support,
+    StateInquiry,
+    StateReport,
     Vote,
     sent_entries,
 )
@@ -95,14 +95,14 @@ class Raft(ElectingRaft):
         current: int = self._SyncObj__raftCurrentTerm
         if message.term > current + TERM_LEAP_MAX:
             raise Invalid(f"{member} is in term {message.term}, this member in {current}: that cannot be")
-        if isinstance(message, Inquire | Known):
+        if isinstance(message, StateInquiry | StateReport):
             self._receive_joining(member, message)
-        elif isinstance(message, Support):
-            self._receive_support(member, message)
+        elif isinstance(message, PreVoteGranted):
+            self._receive_pre_vote_granted(member, message)
         elif message.term < current:
             self._tell(member, NewerTerm(current))
-        elif isinstance(message, Sound):
-            self._receive_sound(member, message)
+        elif isinstance(message, PreVote):
+            self._receive_pre_vote(member, message)
         elif isinstance(message, RequestVote):
             if self._joining is None and not self._hears_leader() and not self._lacks_founder(message.last_index):
                 self._handle(

@@ -14,9 +14,9 @@ from penstock.replica.messages import (
     Appended,
     Message,
     NewerTerm,
+    PreVote,
+    PreVoteGranted,
     RequestVote,
-    Sound,
-    Support,
     Vote,
     pack,
     unpack,
@@ -77,7 +77,7 @@ def _elect(cluster: _Cluster, member: SimulatedMember, *voters: str) -> Raft:
     cluster.now_s += 5
     member.raft.tick(0)  # it asks whether it would be elected
     for name in NAMES[:2]:
-        _receive(member, name, Support(member.raft.term, member.raft._attempt))
+        _receive(member, name, PreVoteGranted(member.raft.term, member.raft._attempt))
     member.raft.tick(0)
     for voter in voters:
         _receive(member, voter, Vote(member.raft.term))
@@ -192,8 +192,8 @@ def test_no_term_begins_without_support(cluster: _Cluster, member: SimulatedMemb
         member.raft.tick(0)
         attempt = member.raft._attempt
         for name in (NAMES[0], NAMES[0]):
-            _receive(member, name, Support(member.raft.term, attempt))
-        _receive(member, NAMES[1], Support(member.raft.term, attempt - 1))
+            _receive(member, name, PreVoteGranted(member.raft.term, attempt))
+        _receive(member, NAMES[1], PreVoteGranted(member.raft.term, attempt - 1))
     assert member.raft.term == term
     _elect(cluster, member)
     assert member.raft.term == term + 1
@@ -201,12 +201,12 @@ def test_no_term_begins_without_support(cluster: _Cluster, member: SimulatedMemb
 
 def test_a_member_that_hears_its_leader_supports_nobody(cluster: _Cluster, member: SimulatedMember) -> None:
     _follow(member, 1, committed=1)
-    _receive(member, "member-3", Sound(1, 9, 1, 4))
+    _receive(member, "member-3", PreVote(1, 9, 1, 4))
     cluster.now_s += 5
-    _receive(member, "member-3", Sound(1, 0, 0, 5))  # its log lacks an entry
-    assert not [message for _, message, _, _ in cluster.sent if isinstance(message, Support)]
-    _receive(member, "member-3", Sound(1, 9, 1, 6))
-    assert [message.attempt for _, message, _, _ in cluster.sent if isinstance(message, Support)] == [6]
+    _receive(member, "member-3", PreVote(1, 0, 0, 5))  # its log lacks an entry
+    assert not [message for _, message, _, _ in cluster.sent if isinstance(message, PreVoteGranted)]
+    _receive(member, "member-3", PreVote(1, 9, 1, 6))
+    assert [message.attempt for _, message, _, _ in cluster.sent if isinstance(message, PreVoteGranted)] == [6]
 
 
 def test_a_vote_counts_once(cluster: _Cluster, member: SimulatedMember) -> None:
@@ -322,7 +322,7 @@ def test_a_member_that_cannot_write_lets_others_be_elected_first(cluster: _Clust
         for _ in range(round(elections * cluster.times.election_s / cluster.times.heartbeat_s)):
             cluster.now_s += cluster.times.heartbeat_s
             member.raft.tick(0)  # type: ignore[union-attr]
-        return sum(isinstance(message, Sound) for _, message, *_ in cluster.sent)
+        return sum(isinstance(message, PreVote) for _, message, *_ in cluster.sent)
 
     assert ask_for(4) == 0
     assert ask_for(8) > 0  # nobody else can
