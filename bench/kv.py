@@ -36,7 +36,7 @@ _chance = random.Random(5)
 _bytes = _chance.randbytes(16 * ROWS)
 KEYS = [_bytes[at : at + 16] for at in range(0, len(_bytes), 16)]
 VALUES = [_chance.randbytes(100) for _ in range(1_000)]
-ASKED = _chance.sample(KEYS, GETS)
+QUERY_KEYS = _chance.sample(KEYS, GETS)
 
 Pairs = Iterator[tuple[bytes, bytes]]
 
@@ -345,7 +345,7 @@ class Readers:
 
 def gets(get: Callable[[bytes], bytes | None]) -> float:
     def work() -> None:
-        for key in ASKED:
+        for key in QUERY_KEYS:
             if get(key) is None:
                 raise AssertionError(f"{key!r} is missing")
 

@@ -61,14 +61,14 @@ def unit(matrix: Matrix) -> Matrix:
 
 
 VECTORS = unit(clustered(ROWS))
-ASKED = unit(clustered(QUERIES))
+QUERY_VECTORS = unit(clustered(QUERIES))
 IDS = [f"doc-{number:07d}" for number in range(ROWS)]
 
 
 def exact_truth() -> npt.NDArray[np.int64]:
     flat = faiss.IndexFlatIP(DIMENSIONS)
     flat.add(VECTORS)
-    return np.asarray(flat.search(ASKED, K)[1])
+    return np.asarray(flat.search(QUERY_VECTORS, K)[1])
 
 
 TRUTH = exact_truth()
@@ -77,7 +77,7 @@ One = Callable[[Matrix], Any]  # the numbers of the rows nearest to a vector
 
 
 def recall(search: One, count: int = 200) -> float:
-    hits = [len(set(map(int, search(ASKED[at]))) & set(TRUTH[at].tolist())) for at in range(count)]
+    hits = [len(set(map(int, search(QUERY_VECTORS[at]))) & set(TRUTH[at].tolist())) for at in range(count)]
     return sum(hits) / (K * count)
 
 
@@ -94,7 +94,7 @@ def one_by_one(search: One, count: int = QUERIES) -> Callable[[], float]:
     def measured() -> float:
         def work() -> None:
             for at in range(count):
-                search(ASKED[at])
+                search(QUERY_VECTORS[at])
 
         return rate(count, work)
 
@@ -362,7 +362,7 @@ def seconds_of(work: Callable[[], object], count: int = 5) -> float:
 
 
 def batched(search: Callable[[Matrix], object]) -> Callable[[], float]:
-    return lambda: rate(QUERIES, lambda: search(ASKED))
+    return lambda: rate(QUERIES, lambda: search(QUERY_VECTORS))
 
 
 MILLION = """
@@ -465,7 +465,7 @@ def ingest(root: str) -> tuple[dict[str, str], bool]:
 def make_index(store: Any) -> None:
     """Bring the index up to date, which background jobs would do, and load it."""
     store.reindex("docs")
-    store.vector("docs").search(ASKED, K)  # loads it
+    store.vector("docs").search(QUERY_VECTORS, K)  # loads it
 
 
 def main() -> bool:
@@ -516,13 +516,13 @@ def other_goals(docs: Any, ivf: Any) -> bool:
 
     def faiss_batch() -> float:
         faiss.omp_set_num_threads(cores)
-        figure = rate(QUERIES, lambda: ivf.search(ASKED, K))
+        figure = rate(QUERIES, lambda: ivf.search(QUERY_VECTORS, K))
         faiss.omp_set_num_threads(1)
         return figure
 
     def our_batch() -> float:
         faiss.omp_set_num_threads(cores)
-        figure = rate(QUERIES, lambda: docs.search(ASKED, K))
+        figure = rate(QUERIES, lambda: docs.search(QUERY_VECTORS, K))
         faiss.omp_set_num_threads(1)
         return figure
 
@@ -548,16 +548,16 @@ def reopening(path: str, ivf: Any, root: str, report: dict[str, float]) -> None:
 
     def first_answer() -> None:
         with penstock.open(path) as store:
-            store.vector("docs").search(ASKED[0], K)
+            store.vector("docs").search(QUERY_VECTORS[0], K)
 
     def all_in_memory() -> None:
         with penstock.open(path) as store:
-            store.vector("docs").search(ASKED[:100], K)
+            store.vector("docs").search(QUERY_VECTORS[:100], K)
 
     report["open until the first answer, s"] = seconds_of(first_answer)
     report["open until 100 answers, all vectors in memory, s"] = seconds_of(all_in_memory)
     report["faiss.read_index until the first answer, s"] = seconds_of(
-        lambda: faiss.read_index(file).search(ASKED[:1], K)
+        lambda: faiss.read_index(file).search(QUERY_VECTORS[:1], K)
     )
 
 

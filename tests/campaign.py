@@ -250,7 +250,7 @@ def cluster_faults(seed: int, seconds: float) -> Tally:
                 finally:
                     cluster.end()
             tally["faults"] += sum(cluster.done.values())
-            tally["acknowledged writes"] += len(cluster.told)
+            tally["acknowledged writes"] += len(cluster.acknowledged)
             tally["linearizable reads and writes"] += sum(map(len, cluster.history.values()))
             if tally["faults"] >= FAULTS_MIN:
                 break

@@ -90,7 +90,7 @@ INTERNAL = {
     "open": {"fs", "clock", "random", "engine"},  # the seams that `penstock.testing` has stand-ins for
 }
 # What may stand in an annotation beside public names.
-KNOWN = {
+ANNOTATION_NAMES = {
     *vars(builtins),
     *("Callable", "ClassVar", "Iterable", "Iterator", "Literal", "Mapping", "Sequence", "TracebackType"),
     *("Decimal", "Path", "datetime", "pa", "Schema", "Table", "RecordBatch", "K", "V", "Default"),
@@ -233,7 +233,7 @@ def names_in(text: str) -> set[str]:
 
 def test_what_users_see_of_public_names_is_public() -> None:
     """Whoever is given a value can name its type; and nothing is `Any`."""
-    allowed = KNOWN | set(penstock.__all__)
+    allowed = ANNOTATION_NAMES | set(penstock.__all__)
     strangers = [
         f"{where}: {text}"
         for name in penstock.__all__
@@ -248,4 +248,4 @@ def test_the_rules_see_what_they_must() -> None:
     assert annotations["KvTable.scan"] == "Iterator[tuple[bytes, V]]"
     assert ("Store.kv", "KvTable[int]") in public_annotations("Store")
     assert names_in("list[Any] | Hidden") == {"list", "Any", "Hidden"}
-    assert not names_in("Hidden") <= KNOWN
+    assert not names_in("Hidden") <= ANNOTATION_NAMES

@@ -20,7 +20,7 @@ from penstock.manifest.recovery import recover
 from penstock.manifest.settings import ManifestSettings
 
 THREADS = 8
-KEPT = 10
+RETAINED = 10
 
 
 def main(path: str, *, early: bool) -> None:
@@ -40,8 +40,8 @@ def main(path: str, *, early: bool) -> None:
             number = state.stored_lsn + 1
             txn = manifest.begin_write()
             txn.upsert_chunk(ChunkKey(worker, number), ChunkEntryRecord(f"{worker}/{number}", 1, number))
-            if number > KEPT:
-                txn.delete_chunk(ChunkKey(worker, number - KEPT))
+            if number > RETAINED:
+                txn.delete_chunk(ChunkKey(worker, number - RETAINED))
             txn.put_wal_state(WalStateKey(worker, 1), WalStateRecord(number, number, number, number))
             if early:
                 tell("commit", worker, number, 0)

@@ -19,7 +19,7 @@ from penstock.manifest.records import Completed, InFlight
 from penstock.manifest.recovery import recover
 
 CHILD = Path(__file__).parent / "manifest_kill_child.py"
-THREADS, KEPT = 8, 10
+THREADS, RETAINED = 8, 10
 
 
 def kill_rounds(path: str, rounds: int, seed: int, *child_arguments: str) -> int:
@@ -68,7 +68,7 @@ def _check(path: str, lines: list[list[str]]) -> None:
         for worker in range(1, THREADS + 1):  # a commit is there whole: the chunks agree with the counter
             state = manifest.get_wal_state(WalStateKey(worker, 1))
             last = 0 if state is None else state.stored_lsn
-            expected = [ChunkKey(worker, number) for number in range(max(1, last - KEPT + 1), last + 1)]
+            expected = [ChunkKey(worker, number) for number in range(max(1, last - RETAINED + 1), last + 1)]
             assert [key for key, _ in manifest.scan_chunks(worker)] == expected
         jobs = JobQueue(manifest, random=random.Random(1))
         in_flight = [

@@ -61,7 +61,7 @@ def test_a_container_that_says_it_is_encrypted_is_refused() -> None:
 
 
 def search(name: str) -> None:
-    """Put broken bytes into a target; `Found` if it makes something of them that it must not."""
+    """Put broken bytes into a target; `TargetFailed` if it makes something of them that it must not."""
     target, chance = TARGETS[name], random.Random(f"{name}/1")
     seeds, accepted = target.seeds(), 0
     for _ in range(MUTATIONS):
@@ -69,11 +69,11 @@ def search(name: str) -> None:
         try:
             accepted += target.one(data)
         except Exception as error:
-            raise Found(f"{error!r} for {data!r}") from error
+            raise TargetFailed(f"{error!r} for {data!r}") from error
     assert 0 < accepted < MUTATIONS  # otherwise the mutations are too wild, or too tame, to find anything
 
 
-class Found(AssertionError):
+class TargetFailed(AssertionError):
     """Bytes that break a target."""
 
 
@@ -106,7 +106,7 @@ NEVER = ZeroDivisionError  # in the place of an error that is caught: that one g
 def test_a_seeded_bug_is_found(name: str, where: str, bug: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same bytes in which the test above finds nothing."""
     monkeypatch.setattr(where, bug, raising=False)
-    with pytest.raises(Found):
+    with pytest.raises(TargetFailed):
         search(name)
 
 

@@ -102,7 +102,7 @@ def _put_many(kv: KvTable[Any], draw: Draw) -> None:
     kv.put_many([(draw(keys), draw(payloads)) for _ in range(draw(st.integers(0, 3)))])
 
 
-SOUND = [
+VALID_OPERANDS = [
     ("append", b"\xff"),
     ("append", b"x" * 40),
     ("append", b"y" * 40),
@@ -112,7 +112,7 @@ SOUND = [
 
 
 def _sound_merges(kv: KvTable[Any], draw: Draw) -> None:
-    for name, operand in draw(st.lists(st.sampled_from(SOUND), min_size=3, max_size=9)):
+    for name, operand in draw(st.lists(st.sampled_from(VALID_OPERANDS), min_size=3, max_size=9)):
         ttl_s = draw(st.sampled_from([None, None, None, 1e-9, 10.0]))
         with suppress(PenstockError):  # it does not fit the table
             kv.merge(b"a", operand, operator=name, ttl_s=ttl_s)

@@ -25,7 +25,7 @@ from penstock.spark.sessions import TASK_LOGGERS, muted
 from penstock.store.store import Store
 
 Route = Callable[[Any], dict[str, Any]]
-PLACES = 7
+PLACE_COUNT = 7
 
 
 class Orders:
@@ -37,13 +37,15 @@ class Orders:
         self.dead = store.queue("dead")
         store.queue("copied", shards=2)
         store.kv("totals", value="int64")
-        store.kv("places").put_many({b"%d" % number: b"place %d" % number for number in range(PLACES)}, durable=True)
+        store.kv("places").put_many(
+            {b"%d" % number: b"place %d" % number for number in range(PLACE_COUNT)}, durable=True
+        )
         self.good: Counter[bytes] = Counter()
         self.broken: list[bytes] = []
 
     def feed(self, count: int, broken: dict[int, bytes]) -> None:
         """Put `count` orders, `place:amount`, with broken ones at some indexes."""
-        payloads = [broken.get(index, b"%d:%d" % (index % PLACES, index)) for index in range(count)]
+        payloads = [broken.get(index, b"%d:%d" % (index % PLACE_COUNT, index)) for index in range(count)]
         self.events.put_many(payloads, keys=[b"k%d" % (index % 5) for index in range(count)], durable=True)
         self.broken += list(broken.values())
         self.good.update(payload for index, payload in enumerate(payloads) if index not in broken)

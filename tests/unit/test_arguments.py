@@ -50,7 +50,7 @@ class Hostile(bytes):
 
 
 class Name(StrEnum):
-    MADE = "made_by_enum"
+    ENUM = "made_by_enum"
 
 
 class Count(IntEnum):
@@ -426,7 +426,7 @@ def test_afterwards_the_store_opens_and_works(tmp_path: Path) -> None:
 def test_subclasses_become_plain_values(owner: penstock.Store, client: Tables) -> None:
     """What looks like a text, a number or bytes and is more than that is written as what it looks like."""
     for store in (owner, client):
-        assert store.kv(Name.MADE, shards=Count.TWO).shards == 2
+        assert store.kv(Name.ENUM, shards=Count.TWO).shards == 2
         assert store.queue("kept", retention=Retention(age_s=np.float64(60), bytes_max=Count.TWO)).shards == 1
         assert store.queue("kept", retention=Retention(age_s=60, bytes_max=2)).shards == 1
         with pytest.raises(KindMismatch):
@@ -439,8 +439,8 @@ def test_subclasses_become_plain_values(owner: penstock.Store, client: Tables) -
         assert table.get(b"hostile") == b"four"
         store.kv("texts", value="utf8").put(b"k", np.str_("x"), durable=True)
         assert store.kv("texts", value="utf8").get(b"k") == "x"
-        store.queue("q").put(b"", time=datetime(1, 1, 1, tzinfo=UTC), token=(Name.MADE, Count.TWO))
-        assert store.queue("q").consumer(Name.MADE).name == "made_by_enum"
+        store.queue("q").put(b"", time=datetime(1, 1, 1, tzinfo=UTC), token=(Name.ENUM, Count.TWO))
+        assert store.queue("q").consumer(Name.ENUM).name == "made_by_enum"
         store.drop("plain")
 
 
@@ -452,7 +452,7 @@ def test_an_argument_in_short() -> None:
     assert len(in_short("x" * 1_000)) < 100
     assert type(whole(Count.TWO, "n")) is int
     assert type(seconds(np.float64(1), "s", 5)) is float
-    assert type(text(Name.MADE, "t", 20)) is str
+    assert type(text(Name.ENUM, "t", 20)) is str
     assert seconds(INF, "s", INF) == INF
     with pytest.raises(Invalid, match="s is -1: give seconds from 0 on$"):
         seconds(-1, "s", INF)

@@ -287,8 +287,8 @@ class Connection:
         """Return the error that an error of the transport carries."""
         fault = wire.decode_fault(error.extra_info)
         if fault is not None:
-            if fault.name in (wire.GONE, wire.ENDING):
-                return GoneError(fault.message, untouched=fault.name == wire.GONE)
+            if fault.name in (wire.LEAVING, wire.ENDING):
+                return GoneError(fault.message, untouched=fault.name == wire.LEAVING)
             return self.error_of(fault)
         if isinstance(error, flight.FlightTimedOutError):
             return GoneError("no answer in time", untouched=False)

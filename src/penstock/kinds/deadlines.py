@@ -20,7 +20,7 @@ from penstock.lsm.tree import Tree
 
 DEADLINE = b"d"
 Deadline = tuple[int, bytes]  # time in microseconds, key
-HELD = 4_096  # deadlines in memory, about
+CACHED_COUNT = 4_096  # deadlines in memory, about
 MET_MAX = 4_096  # that stay in the tree after they were met
 _U64 = struct.Struct(">Q")
 
@@ -59,8 +59,8 @@ class Deadlines:
 
     def _read(self, after_us: int) -> None:
         self._upto_us = -1
-        self._next = list(self._scan(after_us, NEVER - 1, HELD))
-        self._upto_us = NEVER if len(self._next) < HELD else self._next[-1][0] - 1
+        self._next = list(self._scan(after_us, NEVER - 1, CACHED_COUNT))
+        self._upto_us = NEVER if len(self._next) < CACHED_COUNT else self._next[-1][0] - 1
 
     def _scan(self, after_us: int, time_us: int, limit: int = -1) -> Iterator[Deadline]:
         rows = self._tree.scan(_key(after_us + 1, b""), _key(time_us + 1, b""), limit=limit)
@@ -71,9 +71,9 @@ class Deadlines:
         for deadline in deadlines:
             if deadline[0] <= self._upto_us:
                 insort(self._next, deadline)
-        if len(self._next) > 4 * HELD:
-            self._upto_us = self._next[HELD][0] - 1
-            del self._next[HELD:]
+        if len(self._next) > 4 * CACHED_COUNT:
+            self._upto_us = self._next[CACHED_COUNT][0] - 1
+            del self._next[CACHED_COUNT:]
 
     def forget(self) -> None:
         """Forget the deadlines in memory: the tree got others, and is read again when they are needed."""

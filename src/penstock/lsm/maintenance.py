@@ -55,7 +55,7 @@ from penstock.scheduler.task import StopSignal
 
 logger = logging.getLogger(__name__)
 
-KEPT = 1 << 14  # added to the number of a shard: the row of its snapshot, see `partition.snapshots`
+SNAPSHOT_ROW = 1 << 14  # added to the number of a shard: the row of its snapshot, see `partition.snapshots`
 COMPANION = 1 << 15  # added to the number of a shard: that of its companion tree, if it has one
 BUSY_TIMEOUT_S = 60.0
 BUSY_LOOK_S = 0.05  # between two checks whether other jobs have ended
@@ -231,7 +231,7 @@ class Maintenance:
         for key, row in self._manifest.scan_chunks(db_id):
             if row.file_name.startswith(f"{folder}/"):
                 txn.delete_chunk(key)
-        for number in (shard, COMPANION + shard, KEPT + shard):
+        for number in (shard, COMPANION + shard, SNAPSHOT_ROW + shard):
             if self._manifest.get_wal_state(WalStateKey(db_id, number)) is not None:
                 txn.delete_wal_state(WalStateKey(db_id, number))
         if not txn.is_empty:

@@ -33,7 +33,7 @@ from penstock.host.files import FileSystem
 from penstock.journal.consensus import Consensus
 from penstock.journal.partitions import PartitionId, table_of
 from penstock.journal.record import REFERENCE
-from penstock.lsm.maintenance import KEPT
+from penstock.lsm.maintenance import SNAPSHOT_ROW
 from penstock.lsm.sstable import Sstable
 from penstock.manifest.keys import ChunkKey, ComponentId, WalStateKey
 from penstock.manifest.manifest import Manifest
@@ -390,4 +390,4 @@ class PartitionSnapshots:
 
 
 def _row_key(descriptor: PartitionDescriptor) -> WalStateKey:
-    return WalStateKey(descriptor.table_id, KEPT + descriptor.shard)
+    return WalStateKey(descriptor.table_id, SNAPSHOT_ROW + descriptor.shard)

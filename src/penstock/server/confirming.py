@@ -14,7 +14,7 @@ from collections.abc import Callable
 from penstock.errors import Closed, PenstockError, RetryLater, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.server.work import Gone
+from penstock.server.work import OwnerLeaving
 
 CONFIRM_S = 10.0
 
@@ -31,13 +31,16 @@ class ReadConfirmation:
         self._outcome: int | PenstockError = 0  # guarded by _changed: of the last barrier that ended
 
     def confirm(self) -> None:
-        """Wait until what was acknowledged before this call can be read here; `Gone` if this member does not lead."""
+        """Wait until what was acknowledged before this call can be read here.
+
+        `OwnerLeaving` if this member does not lead.
+        """
         deadline_s = self._clock.monotonic_s() + CONFIRM_S
         try:
             lsn = self._shared_barrier(deadline_s)
             self._await_applied(lsn, max(0.0, deadline_s - self._clock.monotonic_s()))
         except (Closed, RetryLater):
-            raise Gone(untouched=True) from None  # the client asks the next leader
+            raise OwnerLeaving(untouched=True) from None  # the client asks the next leader
 
     def _shared_barrier(self, deadline_s: float) -> int:
         with self._changed:

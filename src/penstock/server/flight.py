@@ -24,7 +24,7 @@ from penstock.host.randomness import Random
 from penstock.protocol import wire
 from penstock.server.gateway import Gateway
 from penstock.server.rights import LOCAL, Rights
-from penstock.server.work import Gone
+from penstock.server.work import OwnerLeaving
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +115,8 @@ class FlightGateway(flight.FlightServerBase):  # type: ignore[misc]
 
     def _sent(self, error: BaseException, rights: Rights) -> flight.FlightError:
         """Return the Flight error to send for an error."""
-        if isinstance(error, Gone):
-            fault = wire.ErrorMessage(wire.GONE if error.untouched else wire.ENDING, str(error))
+        if isinstance(error, OwnerLeaving):
+            fault = wire.ErrorMessage(wire.LEAVING if error.untouched else wire.ENDING, str(error))
             return flight.FlightUnavailableError(fault.message, wire.encode_fault(fault))
         if isinstance(error, PenstockError):
             fault = self._gateway.fault(error, rights)

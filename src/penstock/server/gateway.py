@@ -43,7 +43,7 @@ from penstock.server.rights import ADMIN, LOCAL, READ, WRITE, Right, Rights
 from penstock.server.scans import PagedScan, in_batches, scan_ranges, unnumbered
 from penstock.server.status_requests import StatusRequests
 from penstock.server.table_requests import TableRequests
-from penstock.server.work import READING, WAITING, WRITING, Gone, Sending, Work, Workload
+from penstock.server.work import READING, WAITING, WRITING, OwnerLeaving, Sending, Work, Workload
 from penstock.server.writes import GroupTaker
 from penstock.store.applied_reading import AppliedReading
 from penstock.store.querying import check_query
@@ -234,7 +234,7 @@ class Gateway:
                 yield work
             except Closed:
                 if self._store.closed or self._owner.durability == Durability.QUORUM.value:  # another member leads
-                    raise Gone(untouched=False) from None
+                    raise OwnerLeaving(untouched=False) from None
                 raise
 
     # -- yielding and closing

@@ -26,7 +26,7 @@ REQUEST_MEMORY_MAX = 256 << 20  # of one request, decoded
 MEMORY_WAIT_S = 5.0
 
 
-class Gone(Exception):
+class OwnerLeaving(Exception):
     """The owner is yielding: find the next one. `untouched`: the request did nothing."""
 
     def __init__(self, *, untouched: bool) -> None:
@@ -132,7 +132,7 @@ class Workload:
 
     def _check_open(self) -> None:
         if self._shut:
-            raise Gone(untouched=True)
+            raise OwnerLeaving(untouched=True)
 
     def _end(self, work: Work) -> None:
         client = work.rights.budget

@@ -34,7 +34,7 @@ from penstock.journal.consensus import Consensus
 from penstock.kinds import FileKeeping, OwnFile, partitions_of
 from penstock.log.chain import is_segment
 from penstock.lsm.collection import Collector
-from penstock.lsm.maintenance import COMPANION, KEPT, Maintenance
+from penstock.lsm.maintenance import COMPANION, SNAPSHOT_ROW, Maintenance
 from penstock.lsm.sstable import Sstable
 from penstock.manifest.engine import ReadView
 from penstock.manifest.manifest import Manifest
@@ -399,9 +399,9 @@ class Backup:
 def snapshot_folders(rows: ReadView) -> list[str]:
     """Return the folders of the partition snapshots that a manifest names, relative to the store."""
     return [
-        f"{_chunk_dir(rows, key.db_id)}/{key.db_id}/{key.shard - KEPT}{SNAPSHOT}/{row.stored_lsn:020d}"
+        f"{_chunk_dir(rows, key.db_id)}/{key.db_id}/{key.shard - SNAPSHOT_ROW}{SNAPSHOT}/{row.stored_lsn:020d}"
         for key, row in WAL_STATE.scan(rows)
-        if KEPT <= key.shard < COMPANION
+        if SNAPSHOT_ROW <= key.shard < COMPANION
     ]
 
 

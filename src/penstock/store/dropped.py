@@ -32,10 +32,10 @@ from penstock.partition.storage_options import FOLDER
 
 logger = logging.getLogger(__name__)
 
-GONE = "-gone"  # behind the name of a folder that is being removed; with a number, if that name is taken
+TRASH_SUFFIX = "-gone"  # behind the name of a folder that is being removed; with a number, if that name is taken
 _TABLE = re.compile("[1-9][0-9]{0,14}")
 _BESIDE = (SPILL, SNAPSHOT, INSTALL, REPLACED)
-_SHARD = re.compile(f"(0|[1-9][0-9]{{0,4}})({'|'.join(_BESIDE)})?({GONE}[0-9]*)?")
+_SHARD = re.compile(f"(0|[1-9][0-9]{{0,4}})({'|'.join(_BESIDE)})?({TRASH_SUFFIX}[0-9]*)?")
 # Files of kinds and logs are named by numbers; a queue has its manifests, and folders of years, months and days; the
 # change feed of a shard is a folder.
 _FILE = re.compile(
@@ -135,7 +135,7 @@ class DroppedShards:
 
     def _remove_folder(self, folder: str) -> None:
         """Remove a folder, if it exists, and what earlier attempts left of it."""
-        trash, number = folder + GONE, 1
+        trash, number = folder + TRASH_SUFFIX, 1
         if self._fs.exists(trash):
             self._fs.fsync_dir(parent(trash))  # an earlier attempt may have stopped before this
         while left := self._empty(trash):
@@ -143,7 +143,7 @@ class DroppedShards:
                 "%s stays, of a dropped table: %d files in it are not ours, as %s", trash, len(left), left[0]
             )
             number += 1
-            trash = f"{folder}{GONE}{number}"
+            trash = f"{folder}{TRASH_SUFFIX}{number}"
         if self._names(folder) is not None:
             rename_durably(self._fs, folder, trash)
             self._empty(trash)

@@ -29,7 +29,7 @@ import msgspec
 from penstock.errors import CorruptionError, GateShut, NotFound, PenstockError, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
-from penstock.lsm.maintenance import KEPT
+from penstock.lsm.maintenance import SNAPSHOT_ROW
 from penstock.manifest.engine import ReadView
 from penstock.manifest.keys import ComponentId, MetricKey, PendingJobKey
 from penstock.manifest.manifest import Manifest
@@ -322,7 +322,7 @@ def _progress(view: ReadView, db_id: int) -> tuple[tuple[ShardProgress, ...], tu
             restart_epoch=row.restart_epoch,
         )
         for key, row in rows
-        if key.shard < KEPT  # the others are of trees and snapshots beside a shard
+        if key.shard < SNAPSHOT_ROW  # the others are of trees and snapshots beside a shard
     )
     gates = tuple(
         JobGate(

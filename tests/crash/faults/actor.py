@@ -41,7 +41,7 @@ from penstock.store.tables import StoreSnapshot, Tables
 
 TABLES = {"a": 1, "b": 3}
 QUEUES = {"q": 2, "r": 1}
-SEEN = 8  # keys that a reader of others' writes writes down
+NOTED_KEYS_MAX = 8  # keys that a reader of others' writes writes down
 
 
 def make_tables(store: Tables) -> None:
@@ -338,7 +338,7 @@ class Actor(Attempts):
         for table, rows in tables.items():
             keys = [key for key in rows if key[0] in (MARK, STREAM)]
             if keys:
-                self._history.write(Saw(self.name, table, sorted(keys)[-SEEN:]))
+                self._history.write(Saw(self.name, table, sorted(keys)[-NOTED_KEYS_MAX:]))
 
     def scan(self) -> None:
         """A live table, which is one moment too."""
@@ -357,7 +357,7 @@ class Actor(Attempts):
             for table in TABLES:
                 rows = read_rows(self.store.kv(table, create=False).scan(prefix=b"s/"))
                 keys = [key for key in rows if key.split("/")[1] != self.name]
-                self._history.write(Saw(self.name, table, keys[-SEEN:]))
+                self._history.write(Saw(self.name, table, keys[-NOTED_KEYS_MAX:]))
 
         self.call("scan", look)
 

@@ -31,7 +31,7 @@ from faults.shim import Fault, Shim, build
 ROUND_S = 240.0  # the watchdogs in the processes are quicker
 NUMBERS = 10_000  # of operations in a round
 TOKENS = 6  # sent again after a round
-SHOWN = 3  # violations of one kind in one round
+PRINTED_MAX = 3  # violations of one kind in one round
 
 
 @dataclass
@@ -293,7 +293,7 @@ def _some(wrong: list[str]) -> list[str]:
     for text in wrong:
         kind = " ".join(word for word in text.split() if word.isalpha())[:30]
         kinds[kind] += 1
-        if kinds[kind] <= SHOWN:
+        if kinds[kind] <= PRINTED_MAX:
             few.append(text)
     return few if len(few) == len(wrong) else [*few, f"and {len(wrong) - len(few)} like these"]
 

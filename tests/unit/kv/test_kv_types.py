@@ -411,16 +411,16 @@ def test_statistics(tmp_path: Path) -> None:
 # -- structs
 
 PERSON = pa.struct([pa.field("name", pa.string(), nullable=False), ("born", pa.int32()), ("seen", pa.timestamp("us"))])
-PLACE = pa.struct([("x", pa.float64())])
-WIDER = pa.struct([*PERSON, ("paid", pa.decimal128(9, 2)), ("tags", pa.list_(pa.string())), ("at", PLACE)])
-SEEN = datetime(2026, 1, 2, 3, 4, 5, 678901)
+POINT = pa.struct([("x", pa.float64())])
+WIDER = pa.struct([*PERSON, ("paid", pa.decimal128(9, 2)), ("tags", pa.list_(pa.string())), ("at", POINT)])
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678901)
 
 
 def test_structs(store: Any) -> None:
     table = store.kv("people", value=PERSON, shards=2)
-    table.put(b"ada", {"name": "Ada", "born": np.int32(1815), "seen": SEEN})
+    table.put(b"ada", {"name": "Ada", "born": np.int32(1815), "seen": MOMENT})
     table.put_many({b"bob": {"name": "Bob"}}, durable=True)
-    ada = {"name": "Ada", "born": 1815, "seen": SEEN}
+    ada = {"name": "Ada", "born": 1815, "seen": MOMENT}
     bob = {"name": "Bob", "born": None, "seen": None}
     assert dict(table) == {b"ada": ada, b"bob": bob}
     assert table.get_row(b"ada").value == ada
@@ -448,7 +448,7 @@ def test_structs(store: Any) -> None:
     wider = store.kv("people", value=WIDER)  # more fields, which may be null
     more = {"paid": None, "tags": None, "at": None}
     assert wider[b"ada"] == ada | more
-    full = {"name": "Gil", "born": 2, "seen": SEEN, "paid": Decimal("1.10"), "tags": ["a", None], "at": {"x": 0.5}}
+    full = {"name": "Gil", "born": 2, "seen": MOMENT, "paid": Decimal("1.10"), "tags": ["a", None], "at": {"x": 0.5}}
     wider.put(b"gil", full, durable=True)
     assert wider[b"gil"] == full
     assert table[b"gil"] == {name: full[name] for name in ("name", "born", "seen")}, "an older program reads on"
@@ -531,7 +531,7 @@ def test_a_sum_may_have_more_digits_than_its_operands(store: Any) -> None:
 
 def test_structs_stay_across_a_restart_and_compaction(tmp_path: Path) -> None:
     with penstock.open(tmp_path) as store:
-        store.kv("t", value=PERSON, key="utf8").put("a", {"name": "A", "seen": SEEN})
+        store.kv("t", value=PERSON, key="utf8").put("a", {"name": "A", "seen": MOMENT})
         store.compact("t")
         wider: Any = store.kv("t", value=WIDER)
         wider.put("b", {"name": "B", "tags": ["x"]})
@@ -563,12 +563,12 @@ def test_a_struct_that_could_not_be_read_is_refused(store: Any) -> None:
         ("times", pa.list_(pa.timestamp("s"))),
         ("ints", strict),
     ]
-    table = store.kv("readable", value=pa.struct([*fields, ("place", PLACE)]))
+    table = store.kv("readable", value=pa.struct([*fields, ("place", POINT)]))
     late = {"at": 1 << 62, "day": (1 << 31) - 1, "times": [1 << 62], "ints": [1, None]}
     for wrong in [{name: value} for name, value in late.items()]:
         with pytest.raises(Invalid):
             table.put(b"k", wrong)
-        loose = pa.struct([*fields[:3], ("ints", pa.list_(pa.int32())), ("place", PLACE)])
+        loose = pa.struct([*fields[:3], ("ints", pa.list_(pa.int32())), ("place", POINT)])
         rows = pa.table({"key": [b"k"], "value": pa.array([wrong], loose)})
         for write in (table.put_many, lambda rows: store.load("readable", rows)):
             with pytest.raises(Invalid):
@@ -578,7 +578,7 @@ def test_a_struct_that_could_not_be_read_is_refused(store: Any) -> None:
         with pytest.raises(Invalid):
             table.put(b"k", {name: value})
     assert dict(table) == {}
-    table.put(b"k", UserDict(at=SEEN, ints=np.array([1, 2]), place=UserDict(x=0.5)))
-    assert table[b"k"] == {"at": SEEN, "day": None, "times": None, "ints": [1, 2], "place": {"x": 0.5}}
+    table.put(b"k", UserDict(at=MOMENT, ints=np.array([1, 2]), place=UserDict(x=0.5)))
+    assert table[b"k"] == {"at": MOMENT, "day": None, "times": None, "ints": [1, 2], "place": {"x": 0.5}}
     with pytest.raises(Invalid, match="time zone is unknown"):
         store.kv("nowhere", value=pa.struct([("at", pa.timestamp("us", "Nowhere/X"))]))

@@ -17,7 +17,7 @@ from penstock.kv import section as kv_section
 from penstock.queue import section as queue_section
 from penstock.queue.calls import ConsumerPosition, QueueCall, QueueTotals, ShardBounds, encode_call
 
-ASKED: list[tuple[str, QueueCall, Any]] = [
+CALLS: list[tuple[str, QueueCall, Any]] = [
     ("bounds", QueueCall(), list[ShardBounds]),
     ("statistics", QueueCall(), QueueTotals),
     ("positions", QueueCall(consumer="c"), list[ConsumerPosition]),
@@ -36,7 +36,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "call", "reply"), ASKED)
+@pytest.mark.parametrize(("name", "call", "reply"), CALLS)
 def test_values_and_bytes_get_the_same_answer(tmp_path: Path, name: str, call: QueueCall, reply: Any) -> None:
     with penstock.open(str(tmp_path)) as store:
         queue = store.queue("q", shards=2)

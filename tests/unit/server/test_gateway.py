@@ -38,7 +38,7 @@ from penstock.server.gateway import Gateway
 from penstock.server.leased_objects import LeasedObjects
 from penstock.server.rights import LOCAL, Rights, Tokens
 from penstock.server.service import service_of
-from penstock.server.work import READING, WAITING, WRITING, Gone
+from penstock.server.work import READING, WAITING, WRITING, OwnerLeaving
 from penstock.store.store import Store
 from penstock.testing import FakeClock
 
@@ -509,7 +509,7 @@ def test_scans_and_snapshots_are_limited(store: Store, gateway: Gateway) -> None
     assert len(gateway._scans) == 0
     store.close()  # files of snapshots stay until nothing removes them any more: their leases last
     assert len(gateway._snapshots) == 0
-    with pytest.raises(Gone):
+    with pytest.raises(OwnerLeaving):
         ask(gateway, wire.ReadTime())
 
 
@@ -612,9 +612,9 @@ def test_a_gateway_that_yields_answers_nobody(store: Store, gateway: Gateway) ->
     assert "snapshot" in gateway.begin_yield()
     ask(gateway, wire.CloseSnapshot(handle.snapshot))
     assert gateway.begin_yield() == ""
-    with pytest.raises(Gone):
+    with pytest.raises(OwnerLeaving):
         ask(gateway, wire.Hello())
-    with pytest.raises(Gone):
+    with pytest.raises(OwnerLeaving):
         gateway.page(wire.pack(wire.More("x")), LOCAL)
 
 

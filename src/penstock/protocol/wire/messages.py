@@ -501,7 +501,7 @@ class UncheckedGroup(msgspec.Struct, frozen=True, array_like=True):
     sections: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=SECTIONS_MAX)]
 
 
-GONE = "Gone"  # a fault: the owner is yielding, and did nothing
+LEAVING = "Gone"  # a fault: the owner is yielding, and did nothing
 ENDING = "Ending"  # a fault: the store was closed during the request
 
 

@@ -30,7 +30,7 @@ ROWS: dict[bytes, bytes] = {
     **{b"k%04d" % number: b"value of %d" % number for number in range(600)},
     **{b"large%d" % number: bytes([number]) * (3 << 20) for number in range(3)},  # more than a page of the gateway
 }
-GONE = [b"deleted", b"range1", b"range2"]
+DELETED_KEYS = [b"deleted", b"range1", b"range2"]
 MESSAGES = [b"message %d" % number for number in range(300)]
 
 
@@ -54,7 +54,7 @@ def fill(port: Port) -> None:
     plain, spread, events = make_kv(port, "plain"), make_kv(port, "spread", 3), make_queue(port, "events", 2)
     make_kv(port, "nothing")
     table = table_of(port, plain)
-    table.put_many(dict.fromkeys([*ROWS, *GONE], b"old"))
+    table.put_many(dict.fromkeys([*ROWS, *DELETED_KEYS], b"old"))
     table.put_many(ROWS)
     table.delete(b"deleted")
     table.delete_range(b"range", b"rangf")
@@ -123,12 +123,12 @@ class ReadingContract(ABC):
     def test_a_lookup(self, reading: Reading, plain: PartitionId) -> None:
         for key in (b"", b"\x00", b"\xff\xff\xff", b"k0000", b"k0599", b"large2"):
             assert reading.lookup(plain, key) == ROWS[key]
-        for key in (*GONE, b"k", b"k0600", b"z" * 60_000):
+        for key in (*DELETED_KEYS, b"k", b"k0600", b"z" * 60_000):
             assert reading.lookup(plain, key) is None
         assert reading.lookup(self._shards(reading, "nothing")[0], b"") is None
 
     def test_many_lookups(self, reading: Reading, plain: PartitionId) -> None:
-        keys = [*sorted(ROWS, reverse=True), *GONE, b"k0001", b"k0001"]
+        keys = [*sorted(ROWS, reverse=True), *DELETED_KEYS, b"k0001", b"k0001"]
         assert reading.lookup_many(plain, keys) == [ROWS.get(key) for key in keys]
         assert reading.lookup_many(plain, []) == []
         assert reading.lookup_many(plain, [b"k0007"]) == [ROWS[b"k0007"]]
