@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -209,34 +210,38 @@ def test_a_class_name_is_defined_once() -> None:
 VAGUE = {"asked", "cut_off", "engaged", "found", "given", "gone", "held", "kept", "known", "made", "offered", "place"}
 VAGUE |= {"places", "received", "said", "seen", "settle", "settled", "shown", "sound", "tend", "told", "wanted"}
 VAGUE |= {"what", "who"}
-# A field of a public report, a key of JSON, a field of a format, and a name that programs outside call.
-VAGUE_AND_PUBLIC = {"archive_settings.py kept", "status.py seen", "tokens.py seen", "port.py tend"}
+# Names that programs outside call, the field of a public report, the key of JSON, and the field of a format.
+VAGUE_AND_PUBLIC = {
+    "archive_settings.py": {"kept"},
+    "archiving.py": {"kept"},
+    "chunks.py": {"kept"},
+    "port.py": {"tend"},
+    "shim.py": {"seen"},
+    "status.py": {"seen"},
+    "test_earlier_names.py": {"place", "tend"},
+    "test_store_archive.py": {"kept"},
+    "tokens.py": {"seen"},
+}
 
 
-def vague_names(path: Path, tree: ast.Module) -> list[str]:
-    problems = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            name = node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            name = node.attr
-        elif isinstance(node, ast.arg):
-            name = node.arg
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            name = node.name
-        else:
-            continue
-        if name.strip("_").lower() in VAGUE and f"{path.name} {name}" not in VAGUE_AND_PUBLIC:
-            problems.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
-    return problems
+def vague_names(code: CodeType) -> set[str]:
+    """Those of a module and of all its functions; to compile is faster than to walk the tree."""
+    names = {code.co_name, *code.co_varnames, *code.co_cellvars, *code.co_names}
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {name for name in names if name.strip("_").lower() in VAGUE}.union(*map(vague_names, inner))
 
 
 def test_names_say_what_a_value_is() -> None:
-    folders = [ROOT / name for name in ("src", "tests", "bench", "examples", "tools")]
-    trees = [(path, ast.parse(path.read_text())) for folder in folders for path in folder.rglob("*.py")]
-    assert [line for path, tree in trees for line in vague_names(path, tree)] == []
-    seeded = ast.parse("def f(given): _found = self.held = rows = given")
-    assert len(vague_names(SOURCE / "x.py", seeded)) == 3
+    problems = []
+    for folder in ("src", "tests", "bench", "examples", "tools"):
+        for path in (ROOT / folder).rglob("*.py"):
+            source = path.read_text()
+            allowed = VAGUE_AND_PUBLIC.get(path.name, set()) | {"given" for _ in re.findall("from hypothesis", source)}
+            names = vague_names(compile(source, str(path), "exec", dont_inherit=True)) - allowed
+            problems += [f"{path.relative_to(ROOT)}: {name}" for name in names]
+    assert problems == []
+    seeded = "class Held:\n    def f(self, told): _found = self.kept = [rows for given in told]\nrows = 1"
+    assert vague_names(compile(seeded, "x", "exec")) == {"Held", "told", "_found", "kept", "given"}
 
 
 # Private names of other libraries, for which there is no public one.
