@@ -20,6 +20,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,12 @@ ON_DISK = (
 )
 # An owner's sockets are in its folder where the path is short enough; these look at them there.
 SHORT_PATHS = ("unit/test_store_folder.py", "unit/test_store_forks.py")
-SLOWEST_FIRST = (
-    "spark/",
-    "cluster/",
-    "crash/",
-    "model/",
-    "unit/client/",
-    "unit/server/",
-    "unit/vector/",
-    "unit/test_",
-    "unit/queue/",
-    "unit/scheduler/",
-)
+SLOWEST_FIRST = ("spark/", "cluster/")
+BUSY, WAITING = (
+    ("crash/", "model/"),
+    ("unit/client/", "unit/server/"),
+)  # next, in turn: one keeps a core, one rarely does
+THEN = ("unit/vector/", "unit/test_", "unit/queue/", "unit/scheduler/")
 
 
 _USED_BEFORE = pytest.StashKey[float]()
@@ -118,14 +113,20 @@ def _name(item: pytest.Item) -> str:
     return str(item.path.relative_to(TESTS))
 
 
-def _rank(item: pytest.Item) -> int:
-    name = _name(item)
-    return next((rank for rank, folder in enumerate(SLOWEST_FIRST) if name.startswith(folder)), len(SLOWEST_FIRST))
+def _in_order(names: list[str]) -> list[str]:
+    """Return files in the order in which workers get them."""
+
+    def below(*folders: str) -> list[str]:
+        return [name for folder in folders for name in names if name.startswith(folder)]
+
+    mixed = [name for pair in zip_longest(below(*BUSY), below(*WAITING)) for name in pair if name is not None]
+    return list(dict.fromkeys([*below(*SLOWEST_FIRST), *mixed, *below(*THEN), *names]))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # by hand, quick ones first are better
-        items.sort(key=_rank)
+        ranks = {name: rank for rank, name in enumerate(_in_order(list(dict.fromkeys(map(_name, items)))))}
+        items.sort(key=lambda item: ranks[_name(item)])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
