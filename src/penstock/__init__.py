@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.coordinator.protocols import Acknowledgement, Durability, Epoch
     from penstock.kinds.change_reading import ChangeFeed
     from penstock.kinds.changes import ChangeOptions
+    from penstock.kinds.table import TableSize
     from penstock.kv.queries import KvStatistics
     from penstock.kv.table import KvReader, KvRow, KvTable
     from penstock.kv.text_keys import TextKvReader, TextKvTable
@@ -211,6 +212,7 @@ _HOMES = {
     "StoreView": "store.views",
     "StructType": "kv.values",
     "TableDescription": "store.table_description",
+    "TableSize": "kinds.table",
     "TextKvReader": "kv.text_keys",
     "TextKvTable": "kv.text_keys",
     "Trouble": "partition.aside",
@@ -317,6 +319,7 @@ __all__ = [
     "StreamTotals",
     "StructType",
     "TableDescription",
+    "TableSize",
     "TextKvReader",
     "TextKvTable",
     "Trouble",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -12,10 +13,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import penstock as penstock_command
 
 import penstock
 from penstock.errors import KindMismatch
 from penstock.host import threads
+from penstock.host.clock import SystemClock
+from penstock.http.console_reading import describe
+from penstock.http.console_sampling import StoreReader
 from penstock.kv import section as kv_section
 from penstock.lsm.rows import DELETE, KEY_BYTES_MAX, NEVER, PUT
 from penstock.queue import section as queue_section
@@ -299,6 +304,24 @@ def test_a_detached_owner_knows_the_kind(tmp_path: Path) -> None:
         bank = client.create("bank", "accounts", shards=2)
         bank.transfer("a", "b", 5, durable=True)
         assert (bank.balance("a"), bank.balance("b")) == (-5, 5)
+
+
+def test_the_command_line_and_the_console_show_a_kind_without_statistics(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "store") as store, penstock.connect(store.path) as client:
+        store.create("bank", "accounts").book("a", 1, durable=True)
+        store.kv("users").put(b"a", b"1", durable=True)
+        status = penstock_command("status", store.path, "--json")
+        sizes = {line["table"]: line["rows"] for line in json.loads(status.out)["tables"]}
+        assert (status.code, sizes) == (0, {"bank": None, "users": 1})
+        described = penstock_command("table", "describe", store.path, "bank")
+        assert (described.code, described.err) == (0, "")
+        assert "accounts" in described.out
+        sample = StoreReader(client, SystemClock()).read()
+        assert {table["name"]: table.get("rows") for table in sample["tables"]} == {"bank": None, "users": 1}
+        bank = client.table("bank")
+        assert describe(client, bank, info_of(store.port, "bank"))["kind"] == "accounts"
+        assert penstock_command("table", "drop", store.path, "bank", "--yes").code == 0
+        assert store.tables() == ["users"]
 
 
 def test_a_batch_looks_a_table_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from penstock.cli.session import Session, command
 from penstock.errors import Invalid, PenstockError
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import pause
-from penstock.store.reports import table_size
+from penstock.kinds import statistics_of
 
 BOLD, DIM, GREEN, YELLOW, RED = "1", "2", "32", "33", "31"
 STATE_COLORS = {"active": GREEN, "throttled": YELLOW, "frozen": RED, "paused": RED}
@@ -34,7 +34,7 @@ class TableLine:
     table: str
     kind: str
     shards: int
-    rows: int | None  # None: it does not answer
+    rows: int | None  # None: it does not answer, or its kind has no statistics
     bytes: int | None
     behind: int  # entries that are durable and not applied
     state: str
@@ -83,8 +83,10 @@ def read_page(store: penstock.RemoteStore, address: str) -> Page:
         rows = size = None
         try:
             table = store.table(info.name)
-            rows, size = table_size(table.statistics())
-            if hasattr(table, "consumers"):
+            statistics = statistics_of(table)
+            if statistics is not None:
+                rows, size = statistics.size.rows, statistics.size.file_bytes
+            if isinstance(table, penstock.QueueTable):
                 consumers += [_consumer(info.name, consumer) for consumer in table.consumers()]
         except PenstockError as failed:
             error = error or str(failed)

@@ -15,8 +15,8 @@ from penstock.cli.app import app, group
 from penstock.cli.formatting import format_bytes
 from penstock.cli.session import Name, Session, Yes, command
 from penstock.errors import Invalid
+from penstock.kinds import numbers_of, statistics_of
 from penstock.partition.storage_options import codecs_of
-from penstock.store.reports import table_size
 
 table_group = group("table", "Tables of a store.")
 
@@ -99,16 +99,15 @@ def describe(session: Session, name: Name) -> None:
     codecs = [f"{codec}:{level}" if level else codec for codec, level in codecs_of(info.storage_options)]
     fields |= {"encrypted": info.key is not None, "compression": ",".join(codecs)}
     fields |= {f"column {field.name}": str(field.type) for field in table.schema}
-    numbers = table.statistics()
+    statistics: Any = statistics_of(table)  # of its kind
     if info.kind == TableKind.vector.value:
         fields |= {"dimensions": table.dimensions, "metric": table.metric}
     if info.kind == TableKind.queue.value:  # its statistics have an entry for each consumer and shard
         fields |= {
-            "messages": numbers.messages,
-            "consumers": len({consumer.consumer for consumer in numbers.consumers}),
+            "messages": statistics.messages,
+            "consumers": len({consumer.consumer for consumer in statistics.consumers}),
         }
-    for member in getattr(numbers, "__struct_fields__", None) or numbers.__dataclass_fields__:
-        value = getattr(numbers, member)
+    for member, value in numbers_of(statistics).items():
         fields.setdefault(member, value if isinstance(value, (int, float, str, bool)) or value is None else len(value))
     for partition in store.statistics().partitions:
         if partition.table == name:
@@ -133,8 +132,11 @@ def compact(
 def drop(session: Session, name: Name, yes: Yes = False) -> None:
     """Delete a table and its contents."""
     table = session.store.table(name)
-    rows, size = table_size(table.statistics())
-    session.confirm(f"Delete {name} with about {rows:,} rows, {format_bytes(size)}?", yes=yes)
+    statistics = statistics_of(table)
+    content = ""
+    if statistics is not None:
+        content = f" with about {statistics.size.rows:,} rows, {format_bytes(statistics.size.file_bytes)}"
+    session.confirm(f"Delete {name}{content}?", yes=yes)
     session.store.drop(name)
     session.out.done(f"dropped {name}", table=name)
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import Invalid, NotFound, PenstockError
+from penstock.kinds import numbers_of, statistics_of
 
 Reply: TypeAlias = dict[str, Any]
 ROWS_MAX = 200  # of one answer
@@ -388,9 +389,7 @@ def check_recall(table: Any, parameters: Parameters) -> Reply:
 
 def describe(store: Any, table: Any, info: Any) -> Reply:
     """Return what is known about a table: its columns, its numbers, its shards, its files by level."""
-    numbers = table.statistics()
-    names = getattr(numbers, "__struct_fields__", None) or numbers.__dataclass_fields__
-    plain = {name: getattr(numbers, name) for name in names}
+    plain = numbers_of(statistics_of(table))
     levels: dict[int, Reply] = {}
     try:
         chunks = store.chunks(info.name)

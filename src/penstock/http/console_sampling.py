@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 
 from penstock.errors import PenstockError
 from penstock.host.clock import Clock
+from penstock.kinds import TableStatistics, statistics_of
 from penstock.server.rights import READ, Rights
-from penstock.store.reports import table_size
 
 log = logging.getLogger(__name__)
 EVERY_S = 1.0
@@ -118,7 +118,7 @@ class StoreReader:
         for info in infos[:TABLES_MAX]:
             try:
                 table = self._store.table(info.name)
-                sizes[info.name] = _size(table.statistics())
+                sizes[info.name] = _size(statistics_of(table))
                 if info.kind == "queue":
                     room = CONSUMERS_MAX - len(consumers)
                     consumers += [
@@ -155,15 +155,17 @@ def _lag_s(table: Any, consumer: Any, now_us: int) -> float | None:
     return max(0.0, (now_us - min(oldest)) / 1e6) if oldest else None
 
 
-def _size(numbers: Any) -> Sample:
-    """Return rows and bytes of a table, from the statistics of its kind."""
-    rows, size = table_size(numbers)
+def _size(statistics: TableStatistics | None) -> Sample:
+    """Return rows and bytes of a table; nothing if its kind has no statistics."""
+    if statistics is None:
+        return {}
+    size = statistics.size
     return {
-        "rows": rows,
-        "bytes": size,
-        "memory": int(getattr(numbers, "memory_bytes", 0)),
-        "files": int(numbers.files),
-        "runs": int(getattr(numbers, "runs_max", 0)),
+        "rows": size.rows,
+        "bytes": size.file_bytes,
+        "memory": size.memory_bytes,
+        "files": size.files,
+        "runs": size.runs,
     }
 
 

@@ -85,7 +85,16 @@ from penstock.kinds.port import (
     partitions_of,
     staged_content,
 )
-from penstock.kinds.table import DURABLE_S, ReadableTable, WritableTable
+from penstock.kinds.table import (
+    DURABLE_S,
+    Measured,
+    ReadableTable,
+    TableSize,
+    TableStatistics,
+    WritableTable,
+    numbers_of,
+    statistics_of,
+)
 from penstock.kinds.tree_machine import ALL_LATER, TreeMachine
 
 __all__ = [
@@ -112,6 +121,7 @@ __all__ = [
     "Loadable",
     "Machine",
     "MachineContext",
+    "Measured",
     "OwnFile",
     "Piece",
     "PieceSnapshot",
@@ -132,6 +142,8 @@ __all__ = [
     "StreamSource",
     "Streamable",
     "TableService",
+    "TableSize",
+    "TableStatistics",
     "TreeMachine",
     "Waiting",
     "WritableTable",
@@ -142,6 +154,8 @@ __all__ = [
     "as_selectable",
     "as_serviced",
     "as_streamable",
+    "numbers_of",
     "partitions_of",
     "staged_content",
+    "statistics_of",
 ]

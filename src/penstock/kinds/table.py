@@ -6,7 +6,8 @@ Thread: any.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -17,6 +18,47 @@ from penstock.kinds.port import Port, Reading, partitions_of
 from penstock.partition.ledger_records import TableInfo
 
 DURABLE_S = 30.0  # how long a durable write waits
+
+
+class TableSize(NamedTuple):
+    """About how large a table is, whatever its kind.
+
+    >>> store.kv("users").statistics().size.rows
+    1
+    """
+
+    rows: int  # or messages, series, vectors; at most so many, where counting them would read them
+    files: int
+    file_bytes: int
+    memory_bytes: int = 0
+    runs: int = 0  # sorted runs that a lookup may have to search
+
+
+class TableStatistics(Protocol):
+    """The statistics of a table: a struct or dataclass of numbers."""
+
+    @property
+    def size(self) -> TableSize: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A table that has statistics."""
+
+    def statistics(self) -> TableStatistics: ...
+
+
+def statistics_of(table: ReadableTable) -> TableStatistics | None:
+    """Return the statistics of a table, None if its kind has none."""
+    return table.statistics() if isinstance(table, Measured) else None
+
+
+def numbers_of(statistics: TableStatistics | None) -> dict[str, Any]:
+    """Return the fields of statistics, of which there may be none."""
+    names: Iterable[str] = getattr(statistics, "__struct_fields__", ()) or getattr(
+        statistics, "__dataclass_fields__", ()
+    )
+    return {name: getattr(statistics, name) for name in names}
 
 
 class ReadableTable(InThisProcess, ABC):

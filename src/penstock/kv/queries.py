@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import Invalid
-from penstock.kinds import STATISTICS, QueryContext, Reading
+from penstock.kinds import STATISTICS, QueryContext, Reading, TableSize
 from penstock.partition.ledger_records import TableInfo
 
 COUNT = "count"
@@ -39,6 +39,11 @@ class KvStatistics:
     files: int
     file_bytes: int
     runs_max: int  # sorted runs that a lookup may have to search, in the worst shard
+
+    @property
+    def size(self) -> TableSize:
+        """Its size, in the terms that all kinds share."""
+        return TableSize(self.rows_max, self.files, self.file_bytes, self.memory_bytes, self.runs_max)
 
 
 # -- asking

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.kinds import TableSize
 from penstock.queue.headers import COUNT_MAX
 
 LEASES_MAX = 65_536  # of one call
@@ -126,6 +127,11 @@ class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
     def messages(self) -> int:
         """How many messages the queue has."""
         return sum(bounds.next - bounds.first for bounds in self.shards)
+
+    @property
+    def size(self) -> TableSize:
+        """Its size, in the terms that all kinds share."""
+        return TableSize(self.messages, self.files, self.bytes)
 
 
 _encode = msgspec.msgpack.Encoder().encode

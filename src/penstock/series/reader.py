@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.arguments import in_short, microseconds, whole
 from penstock.arguments import text as checked_text
 from penstock.errors import Invalid
-from penstock.kinds import QUERY_S, ReadableTable, Reading
+from penstock.kinds import QUERY_S, ReadableTable, Reading, TableSize
 from penstock.partition.ledger_records import TableInfo
 from penstock.series.aggregate import AGGREGATES, AggregateQuery, decode_aggregate
 from penstock.series.arrow import SAMPLES
@@ -64,6 +64,11 @@ class SeriesStatistics:
     files: int
     file_bytes: int
     runs_max: int  # sorted runs that a read may have to search, in the worst shard
+
+    @property
+    def size(self) -> TableSize:
+        """Its size, in the terms that all kinds share."""
+        return TableSize(self.series, self.files, self.file_bytes, self.memory_bytes, self.runs_max)
 
 
 class SeriesReader(ReadableTable):

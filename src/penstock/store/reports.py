@@ -8,7 +8,7 @@ Thread: any; these are values.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -174,14 +174,6 @@ class StoreStatistics:
     required_from: int = 0  # as needed_from, and every member of the cluster has them; one far behind is not waited for
     member: str = ""  # the name of this member of a cluster
     acknowledged: dict[str, int] = field(default_factory=dict)  # by other member: it has all up to this LSN on disk
-
-
-def table_size(numbers: Any) -> tuple[int, int]:
-    """Return about how many rows (messages, series or vectors) a table has by its statistics, and its files' bytes."""
-    rows = next(
-        getattr(numbers, name) for name in ("messages", "rows_max", "series", "count") if hasattr(numbers, name)
-    )
-    return int(rows), int(numbers.file_bytes if hasattr(numbers, "file_bytes") else numbers.bytes)
 
 
 def check_target(target: object, root: str, subject: str = "the store") -> str:

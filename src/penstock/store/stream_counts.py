@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.host.metrics import MetricFamily, MetricSamples, counter
+from penstock.kinds import Streamable
 from penstock.lsm.maintenance import COMPANION
 from penstock.partition.ledger import Ledger
 from penstock.partition.ledger_records import TableInfo, Verdict, decode_condition
 from penstock.queue.calls import StreamTotals
 from penstock.queue.positions import MOVE, Move, decode_row, parse_row_key, read_argument, rows_of
+from penstock.registry import KINDS
 
 STREAMS_MAX = 1_000
 MESSAGES, CHANGES = "messages", "changes"
@@ -83,7 +85,8 @@ class StreamCounts:
             info = ledger.table_by_id(key.table)
             if info is None or (of is not None and of.table_id != key.table):
                 continue
-            reads = CHANGES if key.of_feed or info.kind != "queue" else MESSAGES
+            of_rows = isinstance(KINDS.get(info.kind), Streamable) and not key.of_feed
+            reads = MESSAGES if of_rows else CHANGES
             for name in _TEXTS:
                 samples[name][info.name, key.consumer, reads] = getattr(totals, name)
         for name, text in _TEXTS.items():

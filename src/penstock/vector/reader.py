@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from penstock.arguments import flag, in_short, plain_int, seconds
 from penstock.errors import Invalid
 from penstock.journal.partitions import PartitionId, shard_of
-from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, QUERY_S_MAX, ReadableTable, Reading
+from penstock.kinds import QUERY_BYTES_MAX, QUERY_S, QUERY_S_MAX, ReadableTable, Reading, TableSize
 from penstock.partition.ledger_records import TableInfo
 from penstock.vector.attributes import decode_attributes
 from penstock.vector.changes import change_schema
@@ -64,6 +64,11 @@ class VectorStatistics:
     memory_bytes_per_vector: float
     files: int
     file_bytes: int
+
+    @property
+    def size(self) -> TableSize:
+        """Its size, in the terms that all kinds share."""
+        return TableSize(self.count, self.files, self.file_bytes, self.memory_bytes)
 
 
 class VectorReader(ReadableTable):
