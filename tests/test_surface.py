@@ -29,9 +29,9 @@ PUBLIC = {
         RestoreReport Retention RetentionPolicy Rollup RotationReport SalvageReport SchedulerSettings SeriesOptions
         SeriesReader SeriesStatistics SeriesTable ShardBounds ShardProgress StagedFile StorageOptions Store StoreBatch
         StoreSettings StoreSnapshot StoreStatistics StoreSubscription StoreView StreamTotals StructType TableDescription
-        TableSize TextKvReader TextKvTable Trouble ValueType VectorReader VectorRecord VectorStatistics VectorTable VerifyReport
-        WriteStage __version__ check_backup connect errors open open_telemetry reattach restore restore_manifest
-        salvage serve_tcp union_items union_of
+        TableSize TextKvReader TextKvTable Trouble ValueType VectorReader VectorRecord VectorStatistics VectorTable
+        VerifyReport WriteStage __version__ check_backup connect errors open open_telemetry reattach restore
+        restore_manifest salvage serve_tcp union_items union_of
     """,
     "penstock.aio": """
         AsyncBatch AsyncConsumer AsyncKvReader AsyncKvTable AsyncMetrics AsyncQueueTable AsyncQueueView

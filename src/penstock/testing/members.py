@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import socket
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,13 +17,17 @@ from penstock.cli.certificates import make_member_certificates
 from penstock.client.connect import connect
 from penstock.client.store import RemoteStore
 from penstock.errors import Closed, PenstockError
+from penstock.host.clock import SystemClock
 from penstock.host.randomness import system_random
+from penstock.host.waiting import pause
 from penstock.replica.seams import RaftTimes
 from penstock.server.member import Member
 from penstock.store.settings import StoreSettings
 from penstock.store.store import Store
 
 T = TypeVar("T")
+
+_monotonic_s = SystemClock().monotonic_s
 NAMES = ("a", "b", "c")
 TOKEN = "admin-secret"
 CLUSTER = bytes(range(16))
@@ -43,10 +46,10 @@ def free_ports(count: int) -> list[int]:
 
 def await_true(find: Callable[[], T], event: str = "it", timeout_s: float = PATIENCE_S) -> T:
     """Call until the result is true, and return it."""
-    deadline = time.monotonic() + timeout_s
+    deadline = _monotonic_s() + timeout_s
     while not (result := find()):
-        assert time.monotonic() < deadline, f"{event} did not come about within {timeout_s:g} s"
-        time.sleep(0.01)
+        assert _monotonic_s() < deadline, f"{event} did not come about within {timeout_s:g} s"
+        pause(0.01)
     return result
 
 
@@ -129,14 +132,14 @@ class LocalCluster:
 
     def write(self, act: Callable[[Store], T]) -> T:
         """Call `act` with the leader's store, again until it succeeds."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = _monotonic_s() + PATIENCE_S
         while True:
             try:
                 return act(self.leader_store())
             except PenstockError:
-                if time.monotonic() > deadline:
+                if _monotonic_s() > deadline:
                     raise
-                time.sleep(0.02)
+                pause(0.02)
 
     def connect(self, **options: Any) -> RemoteStore:
         """Connect as a client to all members."""
@@ -151,23 +154,23 @@ class LocalCluster:
         return {name: self._caught_up(name, last) for name in self.members}
 
     def _caught_up(self, name: str, last: int) -> Store:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = _monotonic_s() + PATIENCE_S
         while True:  # its store is replaced when its role changes
             with suppress(PenstockError):
                 store = self.members[name].store()
                 store.wait_for(last, timeout_s=5.0)
                 return store
-            assert time.monotonic() < deadline, f"member {name} did not apply record {last}"
-            time.sleep(0.02)
+            assert _monotonic_s() < deadline, f"member {name} did not apply record {last}"
+            pause(0.02)
 
     def digests(self) -> dict[str, dict[str, str]]:
         """Return the logical digest of each table of each member, after all of them agree."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = _monotonic_s() + PATIENCE_S
         while True:
             try:
                 return {name: table_digests(store) for name, store in self.await_agreement().items()}
             except Closed:  # another one leads now, and stores were opened again
-                if time.monotonic() > deadline:
+                if _monotonic_s() > deadline:
                     raise
 
     def close(self) -> None:
