@@ -115,6 +115,32 @@ def test_a_process_that_closed_its_stores_has_no_thread_process_socket_or_file_o
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+REDIRECTING = """
+import os, subprocess, sys
+import penstock
+
+root = sys.argv[1]
+with penstock.open(root) as store:
+    with penstock.connect(root) as client:
+        client.kv("users").put(b"ada", b"1815", durable=True)
+        log = os.open(f"{root}.log", os.O_CREAT | os.O_WRONLY)
+        null = os.stat(os.devnull).st_rdev
+        streams = [number for number in range(3) if os.fstat(number).st_rdev == null]
+        for number in range(3):
+            os.dup2(log, number)
+    second = [sys.executable, "-c", "import penstock, sys; penstock.open(sys.argv[1])", root]
+    ended = subprocess.run(second, stderr=subprocess.PIPE, check=False)
+    os._exit(0 if streams == [0, 1, 2] and b"StoreLocked" in ended.stderr else 1)
+"""
+
+
+def test_a_store_has_no_descriptor_of_a_closed_standard_stream(tmp_path: Path) -> None:
+    """A daemon may redirect its output only after it opened a store: that must close no file of the store."""
+    command = ["sh", "-c", 'exec "$0" -c "$1" "$2" <&- >&- 2>&-', sys.executable, REDIRECTING, tmp_path / "store"]
+    ended = subprocess.run(command, timeout=120, check=False)
+    assert ended.returncode == 0
+
+
 # -- a process that gets no descriptor for a while
 
 

@@ -199,8 +199,22 @@ class UnboundedFileSystem:
         return OsLock(path)
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that is closed: a file of a store must not get its number.
+
+    What a library prints would go into that file. A program that redirects its output would close it, and if it is the
+    lock of a store, a second process could own the store.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+
+
 class OsFileSystem(BoundedFileSystem):
     """The file system of this machine, within the descriptors of this process."""
 
     def __init__(self) -> None:
+        _open_closed_streams()
         super().__init__(UnboundedFileSystem(), OPEN_FILES)
