@@ -400,6 +400,11 @@ def end_idle_helpers() -> None:
 os.register_at_fork(after_in_child=_helpers.clear)  # a child has none of these threads
 
 
+# The first one registers the exit handler of all finalizers: before those of `at_exit`, so that it runs after them.
+# Those of pyarrow close the connections of a client, and wait for its calls: `close` ends these first.
+weakref.finalize(_log, bool).detach()
+
+
 def at_exit(owner: T, close: Callable[[T], object]) -> Callable[[], None]:
     """Call `close(owner)` when the interpreter exits, last registered first. Returns a function that unregisters it.
 

@@ -240,6 +240,25 @@ def test_at_exit_closes_in_reverse_order_what_still_lives_and_only_in_the_proces
     assert done.stderr == ""
 
 
+_FINALIZERS = """
+import weakref
+from penstock.host.threads import at_exit
+
+class Owner:
+    pass
+
+owner = Owner()
+at_exit(owner, lambda _: print("closed"))
+weakref.finalize(owner, print, "finalized")  # the first of a library that the owner uses, such as pyarrow
+"""
+
+
+def test_at_exit_closes_before_the_finalizers_of_libraries_run() -> None:
+    """Those of a connection wait for calls under way, which only `close` ends."""
+    done = subprocess.run([sys.executable, "-c", _FINALIZERS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["closed", "finalized"]
+
+
 def test_at_exit_keeps_nothing_alive() -> None:
     class Owner:
         pass
