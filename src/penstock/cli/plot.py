@@ -49,7 +49,7 @@ def plot(
 
 def _scaled(values: npt.NDArray[np.float64], low: float, high: float, steps: int) -> npt.NDArray[np.int64]:
     """Return where values lie between two bounds, in whole steps from 0 to `steps` - 1."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         span = high / 2 - low / 2  # halves: the difference of two floats may be infinite
         part = np.full(len(values), 0.5) if span <= 0 else (values / 2 - low / 2) / span
     return np.clip((part * (steps - 1)).round(), 0, steps - 1).astype(np.int64)

@@ -314,7 +314,7 @@ def _query(table: Any, parameters: Parameters, ids: list[str], vectors: Any) -> 
     text = parameters.text("vector", "")
     if text:
         try:
-            with np.errstate(over="ignore"):  # infinity is refused by the search
+            with np.errstate(all="ignore"):  # infinity is refused by the search
                 return None, np.asarray(msgspec.json.decode(text, type=list[float]), np.float32)
         except msgspec.DecodeError as error:
             raise Invalid(f"the vector is a JSON list of numbers ({error})") from None

@@ -214,7 +214,7 @@ def _rises(some: Slice, values: F64, before: tuple[int, float] | None) -> tuple[
         earlier[0] = before[1]
     rows, times, bits = some.rows[follows], some.times[follows], some.bits[follows]
     values, earlier = values[follows], earlier[follows]
-    with np.errstate(over="ignore", invalid="ignore"):  # of infinities; beside a NaN nothing falls
+    with np.errstate(all="ignore"):  # of infinities; beside a NaN nothing falls
         return Slice(rows, times, bits), np.where(values < earlier, values, values - earlier)
 
 
@@ -328,7 +328,7 @@ def _reduced(need: str, column: npt.NDArray[Any], starts: npt.NDArray[np.intp]) 
     if need in ("time", "last"):
         reduced = column[np.append(starts[1:], len(column)) - 1]
         return reduced
-    with np.errstate(over="ignore", invalid="ignore"):  # of infinities
+    with np.errstate(all="ignore"):  # of infinities
         reduced = {"min": np.fmin, "max": np.fmax}.get(need, np.add).reduceat(column, starts)
     return reduced
 
@@ -362,7 +362,7 @@ class _Values:
         low = np.floor(rank).astype(np.intp)
         part = rank - low
         high = np.minimum(low + 1, counts - 1)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             quantiles = np.where(
                 part == 0, values[starts + low], values[starts + low] * (1 - part) + values[starts + high] * part
             )

@@ -180,7 +180,7 @@ def _statistics(samples: Samples, starts: I64, counts: I64) -> dict[str, Any]:
         nans = np.zeros(len(starts), np.int64)
         low = high = zero = values
     nothing = nans == counts
-    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf, and sums past the largest float
+    with np.errstate(all="ignore"):  # inf - inf, and sums past the largest float
         totals = np.add.reduceat(zero, starts)
     return {
         "nans": nans,

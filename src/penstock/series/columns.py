@@ -42,7 +42,7 @@ def value_bits(values: Any) -> U64:
     if column.ndim != 1 or (column.dtype.kind not in "fiu" and len(column)):
         raise Invalid(f"values are an array of numbers, not {in_short(values)}")
     _refuse_masked(values, "values")
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         numbers = np.array(column, np.float64)  # a copy: the caller may change its array before the write is encoded
     if column.dtype.itemsize > numbers.itemsize and (np.isinf(numbers) & ~np.isinf(column)).any():
         raise Invalid("a value is larger than float64 can hold: scale the values, or drop it")

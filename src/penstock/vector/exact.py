@@ -32,6 +32,7 @@ def lengths(vectors: F32) -> npt.NDArray[np.float64]:
     return sizes
 
 
+@np.errstate(all="ignore")
 def prepared(vectors: F32, metric: Metric) -> F32:
     """Return vectors as kernels compare them: of length 1 with cosine (zero stays zero), otherwise as given."""
     vectors = np.ascontiguousarray(vectors, np.float32)
@@ -99,7 +100,7 @@ class ExactRows:
 
     def _candidates(self, queries: F32, most: int, visible: Mask | None) -> Any:
         """Yield for each query the positions of the rows that may be among its `most` nearest."""
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             scores = np.negative(queries @ self.rows.T)
         reach = lengths(queries) * self._length
         bounds = 2 * error_bound(queries.shape[1], reach)

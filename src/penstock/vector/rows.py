@@ -117,7 +117,7 @@ def _numbers(values: Any) -> F32:
         raise Invalid(f"vectors are arrays of numbers, not {in_short(values)} ({error})") from None
     if array.dtype.kind not in "fiu" and array.size:
         raise Invalid(f"vectors are arrays of numbers, not {in_short(values)}")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
+    with np.errstate(all="ignore"):  # what float32 cannot hold becomes infinite, and is refused
         return np.array(array, np.float32, order="C")
 
 
@@ -241,7 +241,7 @@ def _vector_column(column: Any) -> F32:
         if (lengths != width).any():
             raise Invalid(f"the vectors of one write have one length: these have {lengths.min()} to {lengths.max()}")
     numbers = flat.to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         return np.array(numbers, np.float32).reshape(len(array), width)
 
 

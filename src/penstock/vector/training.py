@@ -64,7 +64,7 @@ class ListAssigner:
         if self._origin is not None:
             vectors = vectors - self._origin
         sizes = lengths(vectors)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             scores = vectors @ self._centroids.T
             if self._halves is not None:
                 scores -= self._halves.astype(np.float32)
