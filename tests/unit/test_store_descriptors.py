@@ -136,7 +136,7 @@ with penstock.open(root) as store:
 
 def test_a_store_has_no_descriptor_of_a_closed_standard_stream(tmp_path: Path) -> None:
     """A daemon may redirect its output only after it opened a store: that must close no file of the store."""
-    command = ["sh", "-c", 'exec "$0" -c "$1" "$2" <&- >&- 2>&-', sys.executable, REDIRECTING, tmp_path / "store"]
+    command = ["sh", "-c", 'exec "$0" -c "$1" "$2" <&- >&- 2>&-', sys.executable, REDIRECTING, str(tmp_path / "store")]
     ended = subprocess.run(command, timeout=120, check=False)
     assert ended.returncode == 0
 

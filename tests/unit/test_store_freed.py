@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,25 @@ def test_what_keeps_a_store_is_seen(
         reference = weakref.ref(store)
     del store
     assert not is_freed(reference)
+
+
+@pytest.mark.parametrize("where", ["owner", "client"])
+def test_an_ended_batch_keeps_no_rows_until_the_garbage_collector_runs(tmp_path: Path, where: str) -> None:
+    value = b"x" * 1000
+    with penstock.open(tmp_path) as owner, penstock.connect(tmp_path) as client:
+        store = owner if where == "owner" else client
+        store.kv("t").put(b"a", b"1", durable=True)
+        gc.collect()
+        gc.disable()
+        try:
+            references = sys.getrefcount(value)
+            for number in range(3):
+                with store.batch(token=("p", 1)) as batch:  # only the first one writes
+                    batch.kv("t").put(b"k", bytes(1000) if number == 0 else value)
+                with suppress(ZeroDivisionError), store.batch() as batch:
+                    batch.kv("t").put(b"k", value)
+                    raise ZeroDivisionError
+            store.kv("t").put(b"a", b"2", durable=True)  # the last write is kept for a recovery
+            assert sys.getrefcount(value) == references
+        finally:
+            gc.enable()

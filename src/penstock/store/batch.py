@@ -200,7 +200,16 @@ class StoreBatch(KvOfBatch):
     ) -> None:
         if error is None and not self._ended:
             self.commit()
+        self._end()
+
+    def _end(self) -> None:
+        """Refuse more writes, and free what was gathered: the batch and its port refer to each other.
+
+        Otherwise the rows would stay in memory until the garbage collector runs, which counts objects, not bytes.
+        """
         self._ended = True
+        self._gathered = PendingDelta()
+        self._loads, self._files = {}, {}
 
     def _check_open(self) -> None:
         if self._ended:
@@ -215,6 +224,12 @@ class StoreBatch(KvOfBatch):
         """
         self._check_open()
         self._ended = True
+        try:
+            self._commit()
+        finally:
+            self._end()
+
+    def _commit(self) -> None:
         if (self._files or self._loads) and self._is_used():
             self.duplicate = True  # known without reading the files
             return
