@@ -4,7 +4,7 @@
     ├── RetryLater            wait, then repeat the call
     │   ├── Backpressure      a bounded queue or buffer is full
     │   ├── DiskFull          no space; nothing was written; free some
-    │   ├── ProcessLimit      no descriptor or mapping is left; nothing was changed; close some, or raise the limit
+    │   ├── ProcessLimit      no descriptor, mapping or thread is left; nothing was changed; raise the limit
     │   ├── DiskFailed        an operation on a file failed; see its __cause__, and check the disk
     │   ├── ManifestFull      the manifest is at its size limit; reads and deletes go on
     │   ├── ArchiveUnavailable  the object store of the archive does not answer, or refuses; nothing was changed
@@ -101,7 +101,7 @@ class DiskFull(RetryLater):
 
 
 class ProcessLimit(RetryLater, OSError):
-    """The process (or the machine) has no descriptor or mapping left; nothing was changed."""
+    """The process (or the machine) has no descriptor, mapping or thread left; nothing was changed."""
 
 
 class DiskFailed(RetryLater, OSError):

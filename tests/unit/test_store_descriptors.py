@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -260,3 +261,50 @@ def test_a_shard_is_never_paused_for_want_of_descriptors(quiet: None, monkeypatc
         scarce.clear()
         assert store._dispatcher.retry() == 0
         assert events.to_arrow().column("payload").to_pylist() == [b"0", b"1", b"2"]
+
+
+# -- a process that gets no thread
+
+
+def use(root: str) -> None:
+    with penstock.open(root) as store:
+        store.kv("users").put(b"ada", b"1815", durable=True)
+        store.compact("users")
+
+
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "from-then-on"])
+def test_a_thread_that_the_system_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: None, for_good: bool
+) -> None:
+    """Containers limit the number of threads. Any start may fail: it is said in one line, and leaves nothing behind."""
+    root = str(tmp_path / "store")
+    use(root)
+    start = threading._start_new_thread  # type: ignore[attr-defined]
+    before = sorted(thread.name for thread in threading.enumerate())
+    left = 1 << 30
+
+    def start_or_refuse(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0 or (for_good and left < 0):
+            raise RuntimeError("can't start new thread")
+        return start(*arguments)
+
+    monkeypatch.setattr(threading, "_start_new_thread", start_or_refuse)
+    refused = 0
+    for number in range(1, 12):
+        left = number
+        try:
+            use(root)
+        except ProcessLimit as error:
+            refused += 1
+            assert "thread" in str(error)
+            assert "\n" not in str(error)
+        left = 1 << 30
+        deadline_s = time.monotonic() + 20  # for threads that are about to end
+        while (after := sorted(thread.name for thread in threading.enumerate())) != before:
+            gc.collect()
+            assert time.monotonic() < deadline_s, after
+    assert refused >= 7
+    with penstock.open(root) as store:
+        assert store.kv("users")[b"ada"] == b"1815"

@@ -25,6 +25,8 @@ from functools import partial
 from types import CodeType, TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
+from penstock.errors import ProcessLimit
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -139,7 +141,10 @@ class SelfLockedCondition(_thread.RLock):  # type: ignore[misc]  # only the stub
 
 
 def spawn(target: Callable[[], object], *, name: str) -> threading.Thread:
-    """Start `target` in a daemon thread; an error that ends it is logged with its traceback."""
+    """Start `target` in a daemon thread; an error that ends it is logged with its traceback.
+
+    `ProcessLimit` if the system refuses the thread.
+    """
 
     def run() -> None:
         try:
@@ -148,7 +153,12 @@ def spawn(target: Callable[[], object], *, name: str) -> threading.Thread:
             _log.critical("thread %s ended by an error: report this as a bug", name, exc_info=True)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if "can't start" not in str(error):
+            raise
+        raise ProcessLimit(f"{name}: {error}; end other threads or processes, or raise the limit") from error
     return thread
 
 

@@ -84,8 +84,7 @@ class ManifestWriter:
         self._generations = dict(generations)  # written with the turn and under _lock
         self._generations_uncertain = False  # with the turn: a commit failed, so the rows must be read again
         self._next_maintenance_s = clock.monotonic_s() + settings.reader_check_interval_s
-        self._thread = threading.Thread(target=self._run, name="penstock-manifest", daemon=True)
-        self._thread.start()
+        self._thread = threads.spawn(self._run, name="penstock-manifest")
 
     # -- requests
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.errors import WaitExpired
+from penstock.errors import ProcessLimit, WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
 
@@ -84,7 +84,7 @@ class Workers:
             except BaseException as error:
                 self._busy_since.pop(token, None)
                 threads.raise_interrupt(error)
-                if not isinstance(error, (RuntimeError, MemoryError)):
+                if not isinstance(error, (ProcessLimit, MemoryError)):
                     raise
                 logger.warning("no thread could be started to apply writes (%s): it is tried again", error)
 

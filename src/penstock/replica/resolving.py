@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 
+from penstock.errors import ProcessLimit
 from penstock.host import threads
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Resolver:
         if lookup is None or not lookup.is_alive():
             try:
                 lookup = self._lookups[host] = threads.spawn(lambda: self._look_up(host), name="penstock-resolver")
-            except RuntimeError as error:  # the process has too many threads: the next call tries again
+            except ProcessLimit as error:  # too many threads: the next call tries again
                 logger.warning("%s is not looked up: %s", host, error)
                 return self._addresses.get(host)
         if wait:

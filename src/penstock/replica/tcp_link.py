@@ -25,7 +25,7 @@ from contextlib import suppress
 
 from pysyncobj.poller import POLL_EVENT_TYPE
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, ProcessLimit
 from penstock.host import threads
 from penstock.host.clock import Clock
 from penstock.replica.file_channel import PURPOSE, FileSource, FrameSocket, Greeting, pack_greeting, serve_files
@@ -374,7 +374,7 @@ class TcpLink:
 
         try:
             self._file_connections.append(threads.spawn(serve, name="penstock-files"))
-        except RuntimeError as error:  # the process has too many threads: the other member asks again
+        except ProcessLimit as error:  # too many threads: the other member asks again
             frames.close()
             source.close()
             logger.warning("member %s gets no files now: %s", connection.member, error)

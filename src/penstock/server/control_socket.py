@@ -31,8 +31,12 @@ class ControlSocket:
         with threads.without_forks():
             self._listener = locator.listen(folder)
             self._ended, self._end = socket.socketpair()
-            threads.after_fork(self, ControlSocket._disable_after_fork)
-        self._thread = threads.spawn(self._run, name="penstock-control")
+            threads.after_fork(self, ControlSocket._close_sockets)
+        try:
+            self._thread = threads.spawn(self._run, name="penstock-control")
+        except BaseException:
+            self._close_sockets()
+            raise
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -66,7 +70,7 @@ class ControlSocket:
         except OSError:
             logger.debug("the client did not wait for its answer")
 
-    def _disable_after_fork(self) -> None:
+    def _close_sockets(self) -> None:
         """Close the sockets; also in a forked child, so that no client waits for it after the owner ended."""
         self._listener.close()
         self._ended.close()
@@ -77,4 +81,4 @@ class ControlSocket:
         self._end.send(b"x")
         self._thread.join(10.0)
         with threads.without_forks():  # a child forked during a close would keep the socket open
-            self._disable_after_fork()
+            self._close_sockets()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
-from penstock.errors import Closed, PenstockError
+from penstock.errors import Closed, PenstockError, ProcessLimit
 from penstock.host import threads
 from penstock.host.forking import abandon, detach_sockets, use_grpc
 from penstock.host.paths import absolute
@@ -70,6 +70,8 @@ class Service:
         folder = locator.make_sockets_folder(path)
         try:
             return folder, ControlSocket(folder, self._answer)
+        except ProcessLimit:
+            raise
         except OSError:  # some network file systems have no sockets
             folder = locator.make_sockets_folder(path, elsewhere=True)
             return folder, ControlSocket(folder, self._answer)
@@ -106,8 +108,9 @@ class Service:
 
         with self._lock:
             if self._gateway is None:
-                self._gateway = Gateway(self._store, random=self._random, detached=self._detached)
+                gateway = Gateway(self._store, random=self._random, detached=self._detached)
                 threads.spawn(self._maintain, name="penstock-gateway")
+                self._gateway = gateway  # last: without that thread no lease would end
             return self._gateway
 
     def location(self) -> str:
@@ -169,9 +172,12 @@ class Service:
             gateway.close()
         for guard in guards:
             guard.close()
-        ending = [threading.Thread(target=server.shutdown, daemon=True) for server in servers]
-        for thread in ending:
-            thread.start()
+        ending: list[threading.Thread] = []
+        for server in servers:
+            try:
+                ending.append(threads.spawn(server.shutdown, name="penstock-flight-end"))
+            except ProcessLimit:
+                server.shutdown()
         for thread in ending:
             thread.join(SHUTDOWN_S)  # a suspended client holds its call until the call's deadline
         self._remove_sockets()

@@ -214,6 +214,7 @@ class OpenedParts(WiredParts):
             self._statsd = StatsdSender(self.metrics, parse_agent(self.settings.statsd))
         self._dispatcher.start_workers()
         self._coordinator.start()
+        self._parts.callback(self._coordinator.shutdown)  # of a store that is not opened after all
         for task in (
             *tree_tasks(self._maintenance, self._collector),
             *job_runners(self._maintenance, self._jobs),
