@@ -17,7 +17,7 @@ from owner_processes import owners, until
 
 import penstock
 from penstock.client.connect import connect
-from penstock.errors import Closed, OutcomeUnknown, PenstockError
+from penstock.errors import Closed, Invalid, OutcomeUnknown, PenstockError
 from penstock.host.os_files import OsFileSystem
 from penstock.store.flusher import CHECK_US
 
@@ -143,3 +143,27 @@ def test_a_lock_knows_its_file(tmp_path: Path) -> None:
         lock.check()
     other.release()
     lock.release()
+
+
+CALLS: list[Callable[[penstock.Store], object]] = [
+    lambda _: penstock.open("data"),
+    lambda _: penstock.open("data", read_only=True),
+    lambda _: penstock.connect("data", create=True),
+    lambda _: penstock.restore("backups", "data"),
+    lambda _: penstock.check_backup("backups"),
+    lambda _: penstock.salvage("data", "rescued"),
+    lambda _: penstock.restore_manifest("data"),
+    lambda _: penstock.reattach("file:///nowhere", "data"),
+    lambda store: store.backup("backups"),
+]
+
+
+def test_a_relative_path_in_a_working_folder_that_was_deleted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    working = path.parent / "working"
+    working.mkdir()
+    monkeypatch.chdir(working)
+    working.rmdir()
+    with penstock.open(path) as store:  # an absolute one works
+        for call in CALLS:
+            with pytest.raises(Invalid, match=r"^'\w+' is relative to a working folder that was deleted"):
+                call(store)

@@ -26,7 +26,10 @@ def path_text(path: object) -> str:
 def absolute(path: str) -> str:
     """Return an absolute path without links: one that means the same in every process, whatever its working folder."""
     if path and "\0" not in path:
-        real = os.path.realpath(path).rstrip("/") or "/"
+        try:
+            real = os.path.realpath(path).rstrip("/") or "/"
+        except FileNotFoundError:
+            raise Invalid(f"{path!r} is relative to a working folder that was deleted: give an absolute path") from None
         # LMDB takes no name with bytes that are not text.
         if not any("\ud800" <= character <= "\udfff" for character in real):
             return real
