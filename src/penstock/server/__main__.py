@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import threading
 from contextlib import suppress
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("path")
     parser.add_argument("--idle-s", type=float, default=IDLE_S, help="seconds without a client before it ends")
     options = parser.parse_args(arguments)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # the process that started it may not
     with stop_on_signals() as stop:
         return _run(absolute(options.path), options.idle_s, stop)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from owner_processes import output_of, owners, script, succeeds, until
 
 import penstock
 from penstock.client.connect import connect
+from penstock.client.store import RemoteStore
 from penstock.errors import Closed, Invalid, LeaseLost, NotFound, StoreLocked, WaitExpired
 from penstock.host.os_files import OsFileSystem
 from penstock.host.waiting import pause
@@ -226,6 +228,20 @@ def test_an_owner_that_is_told_to_stop_closes_its_store(path: Path) -> None:
         until(lambda: not owners(path))
         OsFileSystem().lock(f"{path}/LOCK").release()
         assert client.kv("users")[b"a"] == b"1"
+
+
+def test_an_owner_takes_signals_that_its_client_blocks(path: Path) -> None:
+    """Programs that wait for signals in one thread block them in all, and a process inherits that."""
+
+    def connect_in_a_thread() -> RemoteStore:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # of this thread alone
+        return connect(path, create=True)
+
+    with ThreadPoolExecutor(1) as pool, pool.submit(connect_in_a_thread).result():
+        status = Path(f"/proc/{owners(path)[0]}/status").read_text()
+    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+    assert blocked >> signal.SIGHUP - 1 & 1  # the control
+    assert not blocked >> signal.SIGTERM - 1 & 1
 
 
 # -- killed
