@@ -187,8 +187,8 @@ def read_question(connection: socket.socket) -> Question | None:
 
 
 def send_line(connection: socket.socket, message: Question | Answer) -> None:
-    """Send one message."""
-    connection.sendall(msgspec.json.encode(message) + b"\n")
+    """Send one message; `OSError` if the other side is gone, also in a program that SIGPIPE would end."""
+    connection.sendall(msgspec.json.encode(message) + b"\n", getattr(socket, "MSG_NOSIGNAL", 0))
 
 
 def read_line(connection: socket.socket, limit: Callable[[], None] = lambda: None) -> bytes:

@@ -75,7 +75,8 @@ class Channel:
         """Send a message; `OSError` if the other end is gone or does not read in time."""
         frame = msgspec.msgpack.encode(message)
         self._connection.settimeout(timeout_s)
-        self._connection.sendall(LENGTH.pack(len(frame)) + frame)
+        # Without SIGPIPE, which ends programs that do not ignore it.
+        self._connection.sendall(LENGTH.pack(len(frame)) + frame, getattr(socket, "MSG_NOSIGNAL", 0))
 
     def receive(self, timeout_s: float | None) -> Message | None:
         """Return the next message; None after `timeout_s` seconds; `OSError` if the other end is gone."""

@@ -100,7 +100,9 @@ class MetricsEndpoint:
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         connection.settimeout(max(0.001, deadline_s - self._clock.monotonic_s()))
-        connection.sendall(headers.encode() + (b"" if request.startswith(b"HEAD ") else body))
+        connection.sendall(
+            headers.encode() + (b"" if request.startswith(b"HEAD ") else body), getattr(socket, "MSG_NOSIGNAL", 0)
+        )
         connection.shutdown(socket.SHUT_WR)
 
     def _answer(self, request: bytes) -> tuple[int, bytes]:

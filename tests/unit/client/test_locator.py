@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,3 +175,25 @@ def test_a_socket_of_an_earlier_version_is_removed(short: Path) -> None:
     (path / "run" / "bell").touch()
     with penstock.open(path):
         assert not (path / "run" / "bell").exists()
+
+
+SENDING = """
+import signal, socket
+from penstock.protocol import locator
+from penstock.scheduler.wire import Channel, Stop
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+for send in (lambda it: locator.send_line(it, locator.Answer()), lambda it: Channel(it).send(Stop(), 1.0)):
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    try:
+        send(ours)
+    except BrokenPipeError:
+        print("told")
+"""
+
+
+def test_a_client_that_goes_away_does_not_end_a_program_that_takes_sigpipe() -> None:
+    """Filters restore that signal, so that a closed pipe ends them."""
+    ended = subprocess.run([sys.executable, "-c", SENDING], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["told", "told"])
