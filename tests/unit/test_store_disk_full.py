@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -313,3 +314,33 @@ def test_no_space_at_any_operation_heals_by_itself(quiet: None) -> None:
             assert isinstance(error, (RetryLater, NotFound)) or ran_out_of_space(error), (label, error)
             assert not isinstance(error, OSError), (label, error)
     assert met > 20
+
+
+LIMITED = """
+import resource, sys
+import penstock
+from penstock.errors import RetryLater
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+with penstock.open(sys.argv[1]) as store:
+    table, durable = store.kv("users"), 0
+    try:
+        while True:
+            table.put(b"%d" % durable, b"x" * 5_000, durable=True)
+            durable += 1
+    except RetryLater as error:
+        assert "ulimit -f" in str(error), error
+    assert durable > 10 and table.get(b"0") == b"x" * 5_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    store.recover()
+    store.flush()
+with penstock.open(sys.argv[1]) as store:
+    store.kv("users").put(b"last", b"1", durable=True)
+    assert all(b"%d" % number in store.kv("users") for number in range(durable))
+"""
+
+
+def test_a_limit_of_the_size_of_files_is_met_as_a_full_disk(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "store")]
+    ended = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")

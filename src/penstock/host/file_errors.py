@@ -94,8 +94,8 @@ def unreadable(error: OSError, path: str) -> CorruptionError:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Return whether an error means that space or quota ran out."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Return whether an error means that there is no space, within the quota and the limit of a file (`ulimit -f`)."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def ran_out_of_space(error: BaseException | None) -> bool:

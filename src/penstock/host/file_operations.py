@@ -79,7 +79,8 @@ def claim(file: File, claimed: int, end: int, size: int, step: int) -> int:
             raise
         if target > needed:  # the disk has no room for a whole step: reserve only what is needed
             return claim(file, claimed, end, size, 1)
-        raise DiskFull(f"{file.path} cannot grow by {size} bytes: free some space, then retry") from error
+        reason = "free some space" if error.errno != errno.EFBIG else "raise the limit of a file (ulimit -f)"
+        raise DiskFull(f"{file.path} cannot grow by {size} bytes: {reason}, then retry") from error
     return target
 
 
