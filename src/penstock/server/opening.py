@@ -115,7 +115,8 @@ def _open_and_serve(
                 _ask_to_yield(name, locked, clock, deadline_s)
                 continue
             try:
-                Service(store, random=random)
+                with translate_os_errors():
+                    Service(store, random=random)
             except BaseException:
                 store.close()
                 raise

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import penstock
 from penstock.client.connect import connect
-from penstock.errors import Invalid, StoreLocked, WaitExpired
+from penstock.errors import DiskFailed, Invalid, StoreLocked, WaitExpired
 from penstock.protocol import locator
 
 NAMES = {
@@ -121,6 +122,26 @@ def test_a_folder_for_temporary_files_that_is_odd_too(short: Path, monkeypatch: 
     odd.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(odd))
     check_store(short / "a b", short, elsewhere=True)
+
+
+def test_a_folder_for_sockets_that_this_user_cannot_have(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another user, who shares the store; and none for temporary files, which an odd path needs."""
+
+    def refuse(error: OSError) -> Callable[..., None]:
+        def act(*_: object) -> None:
+            raise error
+
+        return act
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "chmod", refuse(PermissionError(errno.EPERM, "Operation not permitted", "run")))
+        with pytest.raises(Invalid, match="run cannot be used"):
+            penstock.open(short / "store")
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "gettempdir", refuse(FileNotFoundError(errno.ENOENT, "No usable temporary directory")))
+        with pytest.raises(DiskFailed, match="No usable temporary directory"):
+            penstock.open(short / "a b")
+    penstock.open(short / "a b").close()
 
 
 def test_what_an_odd_path_would_do_to_a_uri(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
