@@ -130,6 +130,11 @@ def text(value: Any, name: str, bytes_max: int) -> str:
     raise Invalid(f"{name} is a text of 1 to {bytes_max} bytes, not {in_short(value)}")
 
 
+def bytes_remedy(value: object) -> str:
+    """Return what makes bytes of a value that is not: an array of bytes has no `encode`."""
+    return "use bytes(...) of it" if isinstance(value, (bytes, bytearray, memoryview)) else "encode it"
+
+
 def in_short(value: Any) -> str:
     """Return a value for a message: one line of bounded length, whatever the value is."""
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -29,6 +30,7 @@ from penstock.lsm.maintenance import Maintenance
 @pytest.fixture(params=["open", "connect"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     with penstock.open(tmp_path, settings=penstock.StoreSettings(memory_bytes_max=256 << 20)) as owner:
+        owner.kv("json", value="json")
         owner.kv("numbers", value="int64")
         owner.kv("texts", value="utf8")
         owner.kv("users", shards=2)
@@ -38,6 +40,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         else:
             with penstock.connect(tmp_path) as client:
                 yield client
+
+
+def rows(key: object, value: object) -> pa.Table:
+    return pa.table({"key": [key], "value": [value]})
 
 
 WORDS: list[tuple[Callable[[Any], object], type[PenstockError], str]] = [
@@ -53,13 +59,24 @@ WORDS: list[tuple[Callable[[Any], object], type[PenstockError], str]] = [
     (lambda s: s.kv("events"), KindMismatch, "events is of the kind queue, not kv: use queue('events')"),
     (lambda s: s.kv("users", shards=3), KindMismatch, "users has 2 shards, not 3: leave shards= out"),
     (lambda s: s.kv("numbers", shards=3), KindMismatch, "numbers has 1 shard, not 3: leave shards= out"),
-    (lambda s: s.drop("nobody"), NotFound, "there is no table nobody: the store has events, numbers, texts, users"),
-    (lambda s: s.kv("nobody", create=False), NotFound, "there is no table nobody: the store has events, numbers"),
+    (
+        lambda s: s.drop("nobody"),
+        NotFound,
+        "there is no table nobody: the store has events, json, numbers, texts, users",
+    ),
+    (lambda s: s.kv("nobody", create=False), NotFound, "there is no table nobody: the store has events, json, numbers"),
     (lambda s: s.queue("events").put("m"), Invalid, "a payload is bytes, not str: encode it"),
     (lambda s: s.queue("events").put(b"m", key="k"), Invalid, "a key is bytes, not str: encode it"),
     (lambda s: s.queue("events").put(b"m", key=bytes(65_537)), Invalid, "a key has at most 65,536 bytes, this one has"),
     (lambda s: s.kv("users").put(bytes(65_537), b"x"), Invalid, "a key has at most 65,536 bytes, this one has 65,537"),
     (lambda s: s.kv("users").put(b"ada", bytes((64 << 20) + 1)), Invalid, "a value has at most 67,108,864 bytes, this"),
+    (lambda s: s.kv("users").put(bytearray(b"ada"), b"x"), Invalid, "not bytearray: use bytes(...) of it"),
+    (lambda s: s.queue("events").put(np.bytes_(b"m")), Invalid, "a payload is bytes, not bytes_: use bytes(...) of it"),
+    (lambda s: s.kv("json").merge(b"k", 1, operator="add_i64"), Invalid, "a table of json: no operator does, so put"),
+    (lambda s: s.kv("json").put_many(rows(b"k", {"a": 1})), Invalid, "make texts of its values with json.dumps"),
+    (lambda s: s.kv("users").put_many(rows("k", b"v")), Invalid, "cast it first, or make the table with key='utf8'"),
+    (lambda s: s.batch().queue("events").append(b"m"), Invalid, "which a batch has only when it has ended: use put"),
+    (lambda s: penstock.connect("db.example:7878"), NotFound, "a server's address is penstock://db.example:7878, or"),
     (lambda s: s.batch(token="t"), Invalid, "a token is (producer, number)"),
     (lambda s: s.load("users", [1]), Invalid, "load takes an Arrow table or stream"),
 ]

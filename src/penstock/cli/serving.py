@@ -9,7 +9,7 @@ import hashlib
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -160,12 +160,12 @@ def new_token(
     ] = None,
 ) -> None:
     """Make a token: print it to stderr, once, and its entry for the file of tokens to stdout."""
-    from penstock.server.rights import Tokens
+    from penstock.server.rights import Right, Tokens
 
     rights = {}
     for text in right or ["*=read"]:
         table, separator, word = text.rpartition("=")
-        if not separator:
+        if not separator or word not in get_args(Right):
             raise Invalid(f"--right {text!r}: give TABLE=read, TABLE=write or TABLE=admin")
         rights[table] = word
     token = system_random().randbytes(24).hex()

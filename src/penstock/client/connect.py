@@ -8,6 +8,7 @@ Thread: any.
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +36,7 @@ Reads = Literal["leader", "linearizable", "local"]
 READS = ("leader", "linearizable", "local")
 MEMBER_S = 2.0  # for one member of a cluster to answer: the next one may lead
 MEMBER_ANSWER_S = 6.0  # for an answer of the leader: if it hangs, its clients try the next member
+_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}")  # of a server, without the scheme
 ASK_AGAIN_S = 0.2  # between two looks for an owner that another program starts
 OPTIONS = [  # of gRPC, which would otherwise back off for minutes after a failed connection
     ("grpc.use_local_subchannel_pool", 1),
@@ -72,7 +74,9 @@ class LocalOwnerLocator:
         retries = Retries(self._clock, deadline_s, pause_s_max=1.0 if self._may_start else ASK_AGAIN_S)
         while answer is None or not answer.location:
             if not self._create and not locator.has_store(self.folder):
-                raise NotFound(f"there is no store in {self.folder}: give another path, or create=True")
+                name = Path(self.folder).name
+                remedy = f"a server's address is {SCHEME}{name}" if _ADDRESS.fullmatch(name) else "give another path"
+                raise NotFound(f"there is no store in {self.folder}: {remedy}, or create=True")
             if retries.expired():
                 reason = "" if answer is None else f" ({answer.reason})"
                 remedy = "try again" if self._may_start else "open it in a program, or leave start=False out"

@@ -54,7 +54,12 @@ def load_schema(input_schema: Any, options: Options) -> Any:
     for field in fields:
         column_type = input_schema.field(field.name).type
         if not _fits(column_type, field.type):
-            raise Invalid(f"column {field.name} is {column_type}, but the table holds {field.type}: cast it first")
+            remedy = "cast it first"
+            if field.name == "value" and options.value == "json":
+                remedy = "make texts of its values with json.dumps"
+            elif field.name == "key" and "string" in str(column_type):
+                remedy += ", or make the table with key='utf8' for keys of text"
+            raise Invalid(f"column {field.name} is {column_type}, but the table holds {field.type}: {remedy}")
     return pa.schema(fields)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
 import pyarrow as pa
 
-from penstock.arguments import ArrowSource, flag, in_short, seconds, whole
+from penstock.arguments import ArrowSource, bytes_remedy, flag, in_short, seconds, whole
 from penstock.arrow_input import is_arrow
 from penstock.coordinator import Epoch
 from penstock.errors import Invalid, OutcomeUnknown, PenstockError
@@ -263,7 +263,7 @@ class KvReader(ReadableTable, ReadableMapping[bytes, V]):
 def not_a_key(key: object) -> Invalid:
     """Return the error for a key that is not bytes."""
     text = ", or make the table with key='utf8' for keys of text" if isinstance(key, str) else ""
-    return Invalid(f"a key is bytes, not {type(key).__name__}: encode it{text}")
+    return Invalid(f"a key is bytes, not {type(key).__name__}: {bytes_remedy(key)}{text}")
 
 
 def _until_the_end(items: Iterator[T], stack: ExitStack) -> Iterator[T]:
@@ -467,10 +467,9 @@ class KvTable(KvReader[V], WritableTable, WritableMapping[bytes, V]):
         >>> epoch = visits.merge(b"ada", 1, operator="add_i64")
         """
         if not isinstance(operator, str) or operator not in MERGES[self._options.value]:  # type: ignore[redundant-expr]
-            allowed = ", ".join(MERGES[self._options.value]) or "none"
-            raise Invalid(
-                f"{in_short(operator)} does not fit a table of {self._options.value_name}: use one of: {allowed}"
-            )
+            allowed = ", ".join(MERGES[self._options.value])
+            remedy = f"use one of: {allowed}" if allowed else "no operator does, so put the whole value"
+            raise Invalid(f"{in_short(operator)} does not fit a table of {self._options.value_name}: {remedy}")
         if durable is not None:
             flag(durable, "durable")
         data = encode_operand(operand, self._options)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from penstock.arguments import ArrowSource, flag, in_short, microseconds, text, whole
+from penstock.arguments import ArrowSource, bytes_remedy, flag, in_short, microseconds, text, whole
 from penstock.arrow_input import plain_table
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Invalid, NotFound
@@ -366,7 +366,7 @@ def _checked(payload: Any, key: Any, time: Any) -> tuple[bytes, bytes | None, in
         if type(value) is not bytes:
             if name == "key" and value is None:
                 continue
-            raise Invalid(f"a {name} is bytes, not {type(value).__name__}: encode it")
+            raise Invalid(f"a {name} is bytes, not {type(value).__name__}: {bytes_remedy(value)}")
         if len(value) > bytes_max:
             raise Invalid(f"a {name} has at most {bytes_max:,} bytes, this one has {len(value):,}")
     return payload, key, None if time is None else microseconds(time)

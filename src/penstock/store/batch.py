@@ -332,5 +332,7 @@ class _BatchPort:
         return _refuse_reads
 
 
-def _refuse_reads(*_: Any, **__: Any) -> NoReturn:
+def _refuse_reads(*parts: Any, **_: Any) -> NoReturn:
+    if parts[1:2] == ("append",):
+        raise Invalid("append waits for a position, which a batch has only when it has ended: use put")
     raise Invalid("a batch takes writes only: read from the store's table")

@@ -561,7 +561,7 @@ def test_wrong_use_is_one_line(store: Store, tmp_path: Path) -> None:
         (("top", path, "--every-s", "0"), 2, "--every-s"),
         (("status", "penstock://127.0.0.1:1", "--token", "x", "--timeout-s", "0.2"), 4, ""),
         (("bench", str(tmp_path / "no")), 2, "not a folder"),
-        (("token", "new", "a", "--right", "x=all"), 2, ""),
+        (("token", "new", "a", "--right", "x=all"), 2, "'x=all': give TABLE=read, TABLE=write or TABLE=admin"),
     ]:
         ended = run(*arguments)
         assert ended.code == code, (arguments, ended)
