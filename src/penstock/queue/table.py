@@ -374,7 +374,8 @@ def _checked(payload: Any, key: Any, time: Any) -> tuple[bytes, bytes | None, in
 
 def _columns(messages: Any, keys: Sequence[bytes | None] | None, headers: list[Any] | None) -> Messages:
     if hasattr(messages, "__arrow_c_stream__") and not isinstance(messages, pa.ChunkedArray):
-        messages = plain_table(messages, "put_many")
+        column = _column_of(messages)
+        messages = plain_table(messages, "put_many") if column is None else column
     if isinstance(messages, (pa.Array, pa.ChunkedArray, pa.Table, pa.RecordBatch)):
         if keys is not None or headers is not None:
             raise Invalid("keys and headers of an Arrow table go into its columns `key` and `headers`")
@@ -387,6 +388,14 @@ def _columns(messages: Any, keys: Sequence[bytes | None] | None, headers: list[A
             f"put_many takes many payloads or an Arrow table, not {type(messages).__name__}: give a list, or use put"
         )
     return Messages.of(list(messages), keys, headers=headers)
+
+
+def _column_of(messages: Any) -> pa.ChunkedArray | None:
+    """Return a single column of another library, such as a series of Polars; None for rows, which are left unread."""
+    try:
+        return pa.chunked_array(messages) if hasattr(messages, "dtype") else None  # a frame has dtypes
+    except (pa.ArrowException, TypeError, ValueError):
+        return None  # what reads rows says what is wrong
 
 
 def filtered_sequence_range(filters: Filters, table: QueueTable, shard: int) -> tuple[bytes, bytes | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import polars
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -152,6 +153,7 @@ FORMS = [
     pa.array(["a", "", "c"]),
     pa.array([b"a", b"", b"c"], pa.large_binary()),
     pa.array([b"x", b"a", b"", b"c"]).slice(1),
+    polars.Series([b"a", b"", b"c"]),
     pa.table({"payload": [b"a", b"", b"c"]}),
     pa.record_batch({"payload": [b"a", b"", b"c"]}),
     pa.table({"payload": [b"a", b"", b"c"]}).to_reader(),
