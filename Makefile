@@ -62,8 +62,9 @@ docs: ## build the site with search and the API's reference: site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo "site/index.html"
 
+# The tutorial's first command: it installs what builds the wheel, not what the tests need (gigabytes, and Java).
 wheel: ## build the package: dist/penstock-*.whl, for pip install
-	$(SETUP) dev
+	$(SETUP) $(if $(wildcard .venv/done/dev),dev,wheel)
 	@$(PY) -m hatchling build --target wheel
 
 dist: ## build the wheel and the sdist: dist/

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -44,6 +46,22 @@ def test_the_wheel_says_what_its_extras_bring(built: Path) -> None:
     assert [
         extra for extra in ("spark", "vector", "http", "replica", "s3", "crypto") if f"`{extra}`" not in readme
     ] == []
+
+
+def test_the_wheel_is_built_without_what_the_tests_need(tmp_path: Path) -> None:
+    """It is the first command of the tutorial; where the environment of the tests is there, nothing is installed."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+
+    def extras() -> str:
+        command = ["make", "--dry-run", "--no-print-directory", "wheel"]
+        lines = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60).stdout
+        return lines.splitlines()[0].removeprefix("sh tools/setup.sh ")
+
+    assert extras() == "wheel"
+    (tmp_path / ".venv" / "done").mkdir(parents=True)
+    (tmp_path / ".venv" / "done" / "dev").touch()
+    assert extras() == "dev"
+    assert set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]) >= {"wheel"}
 
 
 def test_the_sdist_can_build_the_wheel(built: Path) -> None:
