@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.archive.folder_objects import FolderObjects
 from penstock.archive.object_urls import open_objects
 from penstock.archive.objects import NetworkFailure, ObjectStore
 from penstock.errors import (
     ArchiveUnavailable,
     Closed,
+    ConditionFailed,
     CorruptionError,
     Invalid,
     NotFound,
@@ -27,6 +29,7 @@ from penstock.lsm.readers import ReaderLeases
 from penstock.lsm.snapshot import Snapshot
 from penstock.store.object_collection import HEIRS
 from penstock.testing import FakeClock
+from penstock.testing.locks import LockOrderChecker
 
 ROWS = 300
 
@@ -893,6 +896,35 @@ def test_a_copy_that_other_reads_remove_before_it_is_open_is_fetched_again(
         monkeypatch.setattr(store._archive.tables, "cached", lost)
         assert read(store) == archived_store.rows
         assert left == [0]
+
+
+@pytest.mark.parametrize("method", ["get_row", "put", "delete"])
+def test_no_other_table_waits_while_a_row_with_its_lsn_is_fetched(
+    archived_store: ArchivedStore, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    read, locks, checker = FolderObjects.read, list[list[str]](), LockOrderChecker()
+
+    def noted(self: FolderObjects, key: str, start: int, end: int) -> bytes:
+        locks.append(checker.lock_names())
+        return read(self, key, start, end)
+
+    with archived_store.open() as store:
+        archived_store.fill(store)
+        lsn, key = store.kv("users").get_row(b"000007").lsn, b"000007"
+        store.archive()
+        assert store.evict("users").files == 1
+    with checker.installed(), archived_store.open() as store:
+        users = store.kv("users")
+        monkeypatch.setattr(FolderObjects, "read", noted)
+        if method == "get_row":
+            assert users.get_row(key) == (archived_store.rows[key], lsn)
+        elif method == "put":
+            users.put(key, b"new", if_lsn=lsn)
+        else:
+            with pytest.raises(ConditionFailed):
+                users.delete(key, if_lsn=lsn + 1)
+        assert locks
+        assert not [names for names in locks if "partition.turn" in names]
 
 
 def test_attempts_to_reattach_that_ended_early_leave_one_note(

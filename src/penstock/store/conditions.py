@@ -61,6 +61,9 @@ def submit_if(
         unused = _is_unused(dispatcher, token)
         # This may wait for late shards, which is forbidden with the turn.
         rows = _by_shard(expectations if unused else (), machine_of)
+        for machine, keys in rows.values():  # it fetches evicted files: with the turn, every table would wait for them
+            for key in keys:
+                machine.get(key)
         try:
             with dispatcher.turn:
                 dispatcher.finish()

@@ -184,6 +184,7 @@ class LiveReading(MomentReading):
         """Return the value of a key, as every process sees it, and the LSN of its row."""
         self._check_usable()
         machine = self.machine(partition)  # may wait, which is forbidden with the turn
+        machine.get(key)  # an evicted file is fetched here: with the turn, every table would wait for it
         with self._dispatcher.turn:
             self._dispatcher.finish()
             open_shard = self._find_open(partition)
