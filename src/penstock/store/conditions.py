@@ -24,6 +24,7 @@ from typing import Any
 from penstock.coordinator import Epoch
 from penstock.errors import Backpressure, Closed, OutcomeUnknown, Poisoned, WaitExpired
 from penstock.host.clock import Clock
+from penstock.host.waiting import Retries
 from penstock.journal.partitions import PartitionId
 from penstock.kinds import ExpectedRow, Machine, RowConditional
 from penstock.partition.dispatcher import Dispatcher
@@ -34,6 +35,7 @@ from penstock.partition.reference import Reference
 from penstock.store.flusher import Coordinator
 
 JUDGE_S = 30.0  # how long a group may wait for other writes to its rows
+ROOM_S, ROOM_S_MAX = 0.001, 0.05  # between two attempts to find room
 SEARCHED_MAX = 256  # entries of a shard that are searched for its rows; behind more of them it waits
 
 KeysOfShards = Mapping[PartitionId, tuple[Machine, frozenset[bytes]]]
@@ -57,6 +59,7 @@ def submit_if(
 ) -> Epoch:
     """Append a group if its rows are as expected, else raise the error of the first that is not."""
     deadline_s, group.judged = clock.monotonic_s() + JUDGE_S, True
+    retries = Retries(clock, deadline_s, pause_s=ROOM_S, pause_s_max=ROOM_S_MAX)
     while True:
         unused = _is_unused(dispatcher, token)
         # This may wait for late shards, which is forbidden with the turn.
@@ -79,7 +82,7 @@ def submit_if(
         except _Touched:
             pass
         except Backpressure:
-            if clock.monotonic_s() >= deadline_s:
+            if not retries.again():  # a pause: memory may be short, and nothing left to be applied
                 raise
         _wait_for_others(coordinator, deadline_s - clock.monotonic_s())
 

@@ -9,6 +9,7 @@ import pytest
 from store_model import open_simulated
 
 from penstock.errors import ConditionFailed
+from penstock.host import waiting
 from penstock.kv.machine import KvMachine
 from penstock.partition.backlog import Backlogs
 from penstock.partition.partition import Partition
@@ -83,3 +84,25 @@ def test_a_conditional_write_passes_others(late: Store, monkeypatch: pytest.Monk
     with pytest.raises(ConditionFailed):
         table.put(b"e", b"2", if_lsn=7)
     assert partition.late
+
+
+def test_a_conditional_write_pauses_between_two_looks_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left to be applied, so that nothing else makes it wait: it took the turn 100,000 times a second."""
+    pauses: list[float] = []
+    with open_simulated(SimulatedDisk(), FakeClock()) as store:
+        coordinator = store._coordinator
+        store.kv("t").put(b"a", b"1", durable=True)
+        coordinator.hold("memory is full")
+
+        def pause(seconds: float, stop: object = None) -> bool:
+            pauses.append(seconds)
+            if len(pauses) == 20:
+                coordinator.hold(None)
+            return False
+
+        monkeypatch.setattr(waiting, "pause", pause)
+        monkeypatch.setattr(conditions, "_wait_for_others", lambda *_: None if pauses else coordinator.hold(None))
+        store.kv("t").put(b"b", b"2", if_absent=True)
+        assert store.kv("t")[b"b"] == b"2"
+        assert pauses == sorted(pauses)
+        assert (pauses[0], pauses[-1]) == (conditions.ROOM_S, conditions.ROOM_S_MAX)
