@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.errors import Invalid
-from penstock.host.metrics import Histogram, MetricFamily, Metrics, counter, gauge, histogram
+from penstock.host.metrics import Histogram, MetricFamily, Metrics, MetricSamples, counter, gauge, histogram
 from penstock.store.statsd import DATAGRAM_BYTES_MAX, StatsdSender, packed, parse_agent
 
 LINE = re.compile(r"penstock\.[a-z_0-9]+:-?[0-9.e+-]+\|[cg](\|#[a-z_]+:[^|,#:@\s]*(,[a-z_]+:[^|,#:@\s]*)*)?")
@@ -93,9 +95,35 @@ def test_what_could_not_be_sent_is_sent_later(
     assert receive(agent) == ["penstock.writes_total:3|c"]
 
 
+def test_no_datagram_is_counted_twice_when_a_later_one_is_refused(
+    agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer that is full refuses the rest, at each attempt again: an agent would add up the first ones each time."""
+    totals: MetricSamples = {(f"table_{number:0100d}",): number + 1 for number in range(30)}
+    families = [counter("writes", "", totals, ("table",))]
+    sender, sendto, left = sender_of(agent, families), socket.socket.sendto, [0]
+
+    def full(self: socket.socket, data: bytes, address: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return sendto(self, data, address)
+
+    monkeypatch.setattr(socket.socket, "sendto", full)
+    counts: Counter[str] = Counter()
+    for datagrams in (1, 1, 0, 9):
+        left[0] = datagrams
+        with suppress(BlockingIOError):
+            sender.send()
+        for line in receive(agent) if datagrams else ():
+            counts[line.partition("table:")[2]] += int(line.partition(":")[2].partition("|")[0])
+    assert counts == {table: value for (table, *_), value in totals.items()}
+
+
 def test_datagrams_fit_a_packet() -> None:
-    lines = [b"x" * length for length in (700, 700, 32, 2_000, 1)]
-    assert [len(datagram) for datagram in packed(lines)] == [1_401, 32, 2_000, 1]
+    datagrams = list(packed((b"x" * length, {("n", ("a",)): float(length)}) for length in (700, 700, 32, 2_000, 1)))
+    assert [len(datagram) for datagram, _ in datagrams] == [1_401, 32, 2_000, 1]
+    assert [total for _, totals in datagrams for total in totals.values()] == [700, 32, 2_000, 1]
     assert list(packed([])) == []
 
 

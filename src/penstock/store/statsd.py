@@ -28,7 +28,7 @@ DATAGRAM_BYTES_MAX = 1_432  # fits a packet of Ethernet
 INTERVAL_S = 10.0
 _ADDRESS = re.compile(r"(localhost|\[[0-9a-fA-F:]+\]|[0-9.]+):([0-9]{1,5})")
 _SPECIAL = re.compile(r"[|,#:@\s]")
-_Key = tuple[str, tuple[str, ...]]
+_Totals = dict[tuple[str, tuple[str, ...]], float]  # of counters, by name and values of labels
 
 
 def parse_agent(address: object) -> tuple[str, int]:
@@ -52,19 +52,20 @@ class StatsdSender:
         self._metrics = metrics
         self._agent = agent
         self._lock = threads.lock("store.statsd")
-        self._sent: dict[_Key, float] = {}  # guarded by _lock: counters as they were sent last
+        self._sent: _Totals = {}  # guarded by _lock: counters as they were sent last
 
     def send(self) -> Outcome:
         """Send all gauges, and what was counted since the last time; `OSError` if the system refuses."""
         families = self._metrics.families()
         family = socket.AF_INET6 if ":" in self._agent[0] else socket.AF_INET
         with self._lock, socket.socket(family, socket.SOCK_DGRAM) as sender:
-            counted: dict[_Key, float] = {}
+            counted: _Totals = {}
             datagrams = list(packed(self._lines(families, counted)))
             sender.setblocking(False)
-            for datagram in datagrams:  # not connected: an agent that is away is not an error
+            for datagram, totals in datagrams:  # not connected: an agent that is away is not an error
                 sender.sendto(datagram, self._agent)
-            self._sent = counted  # last: after an error all of it is sent again
+                self._sent |= totals  # after an error only the others are sent again
+            self._sent = counted  # without dropped tables
         return None
 
     def send_last(self) -> None:
@@ -74,7 +75,7 @@ class StatsdSender:
         except OSError as error:
             logger.warning("the last metrics were not sent to the StatsD agent %s:%d (%s)", *self._agent, error)
 
-    def _lines(self, families: Iterable[MetricFamily], counted: dict[_Key, float]) -> Iterator[bytes]:
+    def _lines(self, families: Iterable[MetricFamily], counted: _Totals) -> Iterator[tuple[bytes, _Totals]]:
         for family in families:
             for values, value in family.samples.items():
                 tags = _tags(family.labels, values)
@@ -83,34 +84,33 @@ class StatsdSender:
                 elif family.kind == "counter":
                     totals = [(family.name, float(value))]
                 else:
-                    yield from _gauge_lines(family.name, float(value), tags)
+                    yield _gauge_line(family.name, float(value), tags), {}
                     continue
                 for name, total in totals:
                     key = (name, values)
                     counted[key] = total
                     new = total - self._sent.get(key, 0.0)
                     if new > 0:
-                        yield _line(name, new, "c", tags)
+                        yield _line(name, new, "c", tags), {key: total}
 
 
-def packed(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Join lines to datagrams."""
-    datagram = b""
-    for line in lines:
+def packed(lines: Iterable[tuple[bytes, _Totals]]) -> Iterator[tuple[bytes, _Totals]]:
+    """Join lines to datagrams, each with the totals of its counters."""
+    datagram, totals = b"", _Totals()
+    for line, more in lines:
         if datagram and len(datagram) + 1 + len(line) > DATAGRAM_BYTES_MAX:
-            yield datagram
-            datagram = b""
+            yield datagram, totals
+            datagram, totals = b"", _Totals()
         datagram = line if not datagram else datagram + b"\n" + line
+        totals |= more
     if datagram:
-        yield datagram
+        yield datagram, totals
 
 
-def _gauge_lines(name: str, value: float, tags: str) -> Iterator[bytes]:
-    """Yield the line of a gauge. In StatsD a sign means a change, so one below 0 is first set to 0, in one piece."""
-    if value < 0:
-        yield _line(name, 0.0, "g", tags) + b"\n" + _line(name, value, "g", tags)
-    else:
-        yield _line(name, value, "g", tags)
+def _gauge_line(name: str, value: float, tags: str) -> bytes:
+    """Return the line of a gauge. In StatsD a sign means a change, so one below 0 is first set to 0, in one piece."""
+    line = _line(name, value, "g", tags)
+    return _line(name, 0.0, "g", tags) + b"\n" + line if value < 0 else line
 
 
 def _line(name: str, value: float, kind: str, tags: str) -> bytes:
