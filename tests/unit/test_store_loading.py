@@ -323,6 +323,22 @@ def test_rows_that_were_prepared_for_another_store_are_refused(tmp_path: Path) -
         assert dict(first.kv("t", value="int64")) == {b"a": 7}
 
 
+def test_rows_that_were_prepared_for_the_original_of_a_restored_store_are_refused(tmp_path: Path) -> None:
+    """The files of both have one identity; tables that were created since have the same numbers and other types."""
+    with penstock.open(tmp_path / "a") as original:
+        original.backup(tmp_path / "backups")
+        penstock.restore(tmp_path / "backups", tmp_path / "b")
+        original.kv("t", value="int64")
+        prepared = original.prepare("t", pa.table({"key": [b"a"], "value": [7]}))
+        with penstock.open(tmp_path / "b") as copy, penstock.connect(tmp_path / "b") as client:
+            copy.kv("other", value="float64")
+            for store in (copy, client):
+                with pytest.raises(Invalid, match="prepared for another store"), store.batch() as batch:
+                    batch.load("other", prepared)
+                store.load("other", pa.table({"key": [b"a"], "value": [7.5]}))
+            assert dict(copy.kv("other", value="float64")) == {b"a": 7.5}
+
+
 def test_an_error_of_the_rows_themselves_is_the_callers_own(store: Any) -> None:
     store.kv("t")
 

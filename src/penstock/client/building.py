@@ -44,7 +44,7 @@ def building(
         return port().files_of(table_id)
 
     if read_uuid(fs, root) == uuid:
-        yield BuildContext(root, identity, reserve, time_us, threads.process_name(), files_of=storage_of)
+        yield BuildContext(root, identity, reserve, time_us, threads.process_name(), files_of=storage_of, uuid=uuid)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder:
 
@@ -63,5 +63,12 @@ def building(
                     file.close()
 
         yield BuildContext(
-            folder, identity, reserve_here, time_us, threads.process_name(), hand_over=send, files_of=storage_of
+            folder,
+            identity,
+            reserve_here,
+            time_us,
+            threads.process_name(),
+            hand_over=send,
+            files_of=storage_of,
+            uuid=uuid,
         )

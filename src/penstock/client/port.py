@@ -363,8 +363,8 @@ class FlightPort(OwnerRequests):
         return self._connection.ask(wire.StageFiles(partition, count, lease_s), list[StagedFile])
 
     @property
-    def identity(self) -> bytes:
-        return self._connection.owner.identity
+    def uuid(self) -> bytes:
+        return self._connection.owner.uuid
 
     @property
     def shares_files(self) -> bool:

@@ -47,7 +47,7 @@ class BuildContext:
     """What a process needs to build files for a store that another process owns."""
 
     root: str  # the store's folder, or a local one until the files are handed over
-    identity: bytes  # of the store
+    identity: bytes  # of the store's files
     reserve: Callable[[PartitionId, int], list[StagedFile]]  # reserve names for a number of files of a shard
     time_us: int  # the store's time when the work began
     maker: str  # host and process, recorded in the files
@@ -55,6 +55,7 @@ class BuildContext:
     clock: Clock = field(default_factory=SystemClock)  # of the process that builds
     hand_over: Callable[[PartitionId, StagedFile], None] = lambda *_: None  # send a finished file to the owner
     files_of: Callable[[int], FileStorage] = lambda table_id: PLAIN_FILES  # how the files of a table are written
+    uuid: bytes = b""  # of the store; a restored copy, whose files have the same identity, has its own
 
     def sealing(self, partition: PartitionId) -> Sealing:
         """Return how a file of a shard is written."""
@@ -148,8 +149,8 @@ class Port(Reading, Protocol):
         """The largest `size` of one write or group."""
 
     @property
-    def identity(self) -> bytes:
-        """What the store's files carry: different for each store, except copies that were restored."""
+    def uuid(self) -> bytes:
+        """The UUID of the store, different for each, also for a restored copy."""
 
     @property
     def holder(self) -> str:

@@ -147,7 +147,7 @@ class StoreBatch(KvOfBatch):
         info = self._info(name)
         if self._is_used():
             return 0  # a duplicate, as the commit will report: build no file
-        loads = check_loads(info, prepare(self._port, info, rows) if is_arrow(rows) else rows, self._port.identity)
+        loads = check_loads(info, prepare(self._port, info, rows) if is_arrow(rows) else rows, self._port.uuid)
         _, parts = self._loads.setdefault(info.table_id, (info, []))
         parts += [part for load in loads for part in load.parts]
         return sum(load.rows for load in loads)

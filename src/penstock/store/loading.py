@@ -43,7 +43,7 @@ class PreparedLoad(msgspec.Struct, frozen=True, array_like=True):
     table: str
     rows: int
     parts: tuple[PreparedRows, ...]
-    store: bytes = b""  # the identity of the store that they are for
+    store: bytes = b""  # the UUID of the store that they are for
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,11 @@ def prepare_batches(
                     context.hand_over(part.partition, part.file)
     except SourceError as error:
         raise error.__cause__ or error from None
-    return PreparedLoad(info.name, count, tuple(parts), context.identity)
+    return PreparedLoad(info.name, count, tuple(parts), context.uuid)
 
 
 def check_loads(info: TableInfo, prepared: Any, store: bytes) -> Sequence[PreparedLoad]:
-    """Return the loads as a sequence; `Invalid` if they are not loads of this table, in the store of this identity."""
+    """Return the loads as a sequence; `Invalid` if they are not loads of this table, in the store of this UUID."""
     loads = [prepared] if isinstance(prepared, PreparedLoad) else prepared
     if not isinstance(loads, Sequence) or not all(isinstance(load, PreparedLoad) for load in loads):
         raise Invalid(f"load takes an Arrow table or stream, or what prepare returned, not {in_short(prepared)}")

@@ -463,6 +463,7 @@ class LocalPort(LiveReading):
             staging.fs,
             self.clock,
             files_of=self._keys.files_of,
+            uuid=self.uuid,
         )
 
     def accept(self, group: PendingGroup, partition: PartitionId, files: Sequence[StagedFile]) -> None:
