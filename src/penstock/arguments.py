@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from math import isinf
 from typing import Any, Protocol, TypeAlias
@@ -21,6 +22,9 @@ import numpy as np
 from penstock.errors import Invalid
 
 SHOWN_CHARACTERS = 80
+SIZE_MAX = 1 << 50  # of bytes, of any size among settings
+COUNT_MAX = 1_000_000  # of most numbers of things among settings
+DAY_S = 86_400.0
 TIME_US_MIN, TIME_US_MAX = -62_135_596_800_000_000, 253_402_300_800_000_000  # the years 1 to 9999, half-open
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The years 2015 to 2038 in seconds and in milliseconds; as microseconds they are times of January 1970.
@@ -53,6 +57,18 @@ def whole(value: Any, name: str, low: int = 0, high: int | None = None) -> int:
             f"{name} is a whole number from {low}{'' if high is None else f' to {high}'}, not {in_short(value)}"
         )
     return number
+
+
+def set_wholes(settings: Any, names: Iterable[str], low: int = 0, high: int | None = None) -> None:
+    """Check fields of a frozen dataclass, as `whole` does, and make them plain: numpy's integers overflow."""
+    for name in names:
+        object.__setattr__(settings, name, whole(getattr(settings, name), name, low, high))
+
+
+def set_seconds(settings: Any, names: Iterable[str], most: float, *, above_zero: bool = False) -> None:
+    """Check fields of a frozen dataclass, as `seconds` does, and make them plain."""
+    for name in names:
+        object.__setattr__(settings, name, seconds(getattr(settings, name), name, most, above_zero=above_zero))
 
 
 def flag(value: Any, name: str) -> bool:

@@ -371,16 +371,44 @@ def test_a_wrong_setting(name: str) -> None:
             penstock.StoreSettings(**{name: wrong})
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(penstock.DispatcherSettings), ids=lambda field: field.name)
-def test_a_wrong_limit_of_a_shard(field: dataclasses.Field[Any]) -> None:
-    """NaN would be a limit that nothing reaches."""
-    if field.name == "signal":
-        wrongs: list[Any] = [1, "text", b""]
-    else:
-        wrongs = [*(NOT_SECONDS if field.name.endswith(("_s", "_s_max")) else NOT_WHOLE), INF, None, True]
-    for wrong in wrongs:
+NUMBERS_OF_SETTINGS = [
+    (kind, field)
+    for kind in (
+        penstock.ArchiveSettings,
+        penstock.CheckpointSettings,
+        penstock.CollectionSettings,
+        penstock.DispatcherSettings,
+        penstock.JobSettings,
+        penstock.LogSettings,
+        penstock.ManifestSettings,
+        penstock.QueueSettings,
+        penstock.SchedulerSettings,
+        penstock.StoreSettings,
+    )
+    for field in dataclasses.fields(kind)
+    if type(field.default) in (int, float)
+]
+IDS_OF_NUMBERS = [f"{kind.__name__}-{field.name}" for kind, field in NUMBERS_OF_SETTINGS]
+
+
+@pytest.mark.parametrize(("kind", "field"), NUMBERS_OF_SETTINGS, ids=IDS_OF_NUMBERS)
+def test_a_wrong_number_among_settings(kind: Callable[..., Any], field: dataclasses.Field[Any]) -> None:
+    """NaN would be a limit that nothing reaches; a fraction of an attempt was written, and nothing could read it."""
+    wrongs = [*(NOT_WHOLE if isinstance(field.default, int) else NOT_SECONDS), INF, None]
+    for wrong in wrongs[:-1] if "None" in str(field.type) else wrongs:
         with pytest.raises(Invalid, match=field.name):
-            penstock.DispatcherSettings(**{field.name: wrong})
+            kind(**{field.name: wrong})
+
+
+@pytest.mark.parametrize(("kind", "field"), NUMBERS_OF_SETTINGS, ids=IDS_OF_NUMBERS)
+def test_numbers_among_settings_are_plain(kind: Callable[..., Any], field: dataclasses.Field[Any]) -> None:
+    """Those of numpy would overflow, in the sum of two sizes or in the room that is left for writes."""
+    number: Any = field.default
+    values = [Liar(number), np.uint64(number)] if isinstance(number, int) else [np.float64(number)]
+    for value in values:
+        settings = kind(**{field.name: value})
+        assert type(getattr(settings, field.name)) is type(number)
+        assert getattr(settings, field.name) == number
 
 
 @pytest.mark.parametrize("opener", [penstock.open, penstock.connect])

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.archive.table_keys import lend, take_back
-from penstock.arguments import seconds, text, whole
+from penstock.arguments import SIZE_MAX, seconds, text, whole
 from penstock.client.connection import Connection, OwnerLocator
 from penstock.client.flusher import SEND_S
 from penstock.client.port import SNAPSHOT_LEASE_S, FlightPort
@@ -30,7 +30,6 @@ from penstock.partition.aside import Trouble
 from penstock.partition.ledger_records import TableInfo
 from penstock.registry import check_name
 from penstock.store.archive_settings import (
-    LOCAL_BYTES_MAX,
     ArchiveReport,
     EvictReport,
     VerifyReport,
@@ -313,7 +312,7 @@ class RemoteStore(Tables):
     def evict(self, name: str | None = None, *, local_bytes: int = 0, timeout_s: float = WHOLE_S) -> EvictReport:
         """Have the owner remove archived files from its folder, as `Store.evict` does."""
         self._check_usable()
-        local_bytes = whole(local_bytes, "local_bytes", 0, LOCAL_BYTES_MAX)
+        local_bytes = whole(local_bytes, "local_bytes", 0, SIZE_MAX)
         name = None if name is None else check_name(name)
         return self._port.evict(name, local_bytes, seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX))
 

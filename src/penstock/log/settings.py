@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.arguments import SIZE_MAX, set_wholes
 from penstock.errors import Invalid
 from penstock.log.record import Index
 
@@ -24,8 +25,9 @@ class LogSettings:
     index_bytes: int = 64 << 10  # bytes per entry of the sparse index
 
     def __post_init__(self) -> None:
-        if not 0 < self.index_bytes <= self.segment_bytes or not 0 < self.allocate_bytes <= self.segment_bytes:
-            raise Invalid("segment_bytes must be at least index_bytes and allocate_bytes, and all of them positive")
+        set_wholes(self, ("segment_bytes", "allocate_bytes", "index_bytes"), 1, SIZE_MAX)
+        if self.segment_bytes < max(self.index_bytes, self.allocate_bytes):
+            raise Invalid("segment_bytes must be at least index_bytes and allocate_bytes")
 
 
 @dataclass(frozen=True, slots=True)

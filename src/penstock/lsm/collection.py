@@ -14,7 +14,7 @@ import logging
 import re
 from dataclasses import dataclass
 
-from penstock.arguments import seconds
+from penstock.arguments import set_seconds
 from penstock.errors import WaitExpired
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -39,15 +39,14 @@ class CollectionSettings:
     """How long an unlisted file is left alone.
 
     >>> penstock.StoreSettings(collection=penstock.CollectionSettings(grace_s=60)).collection.grace_s
-    60
+    60.0
     """
 
     grace_s: float = 60.0
     dropped_grace_s: float = 3_600.0  # how long descriptor, metrics and archived objects of a dropped table stay
 
     def __post_init__(self) -> None:
-        seconds(self.grace_s, "grace_s", GRACE_S_MAX)
-        seconds(self.dropped_grace_s, "dropped_grace_s", GRACE_S_MAX)
+        set_seconds(self, ("grace_s", "dropped_grace_s"), GRACE_S_MAX)
 
 
 class Collector:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from penstock.arguments import COUNT_MAX, DAY_S, set_seconds, set_wholes
 from penstock.errors import FixTheCall, GateShut, Invalid, LeaseLost, NotFound, OutcomeUnknown, UniqueJobAlreadyPending
 from penstock.host import threads
 from penstock.host.randomness import Random
@@ -57,8 +58,11 @@ class JobSettings:
     backoff_s_max: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.lease_s <= 0 or not 0 <= self.backoff_s <= self.backoff_s_max or self.attempts_max < 1:
-            raise Invalid("a lease must last, attempts start at 1, and 0 <= backoff_s <= backoff_s_max")
+        set_seconds(self, ["lease_s"], DAY_S, above_zero=True)
+        set_seconds(self, ("backoff_s", "backoff_s_max"), DAY_S)
+        set_wholes(self, ["attempts_max"], 1, COUNT_MAX)
+        if self.backoff_s > self.backoff_s_max:
+            raise Invalid("backoff_s must be at most backoff_s_max")
 
 
 @dataclass(frozen=True, kw_only=True)

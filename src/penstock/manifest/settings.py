@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.arguments import COUNT_MAX, DAY_S, SIZE_MAX, in_short, set_seconds, set_wholes
 from penstock.errors import Invalid
+
+_COUNTS = ("channel_batches_max", "window_batches_max", "waiters_max", "readers_max", "backups_kept")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +30,12 @@ class ManifestSettings:
     backups_kept: int = 2
 
     def __post_init__(self) -> None:
-        if not 1 << 20 <= self.map_bytes <= self.map_bytes_max:
-            raise Invalid("map_bytes must be at least 1 MiB and at most map_bytes_max")
-        if not 0.0 < self.headroom_ratio < 1.0:
-            raise Invalid("headroom_ratio must be between 0 and 1")
-        counts = (self.channel_batches_max, self.window_batches_max, self.waiters_max, self.readers_max)
-        if min(*counts, self.backups_kept) < 1:
-            raise Invalid("limits of a manifest must be at least 1")
-        if not 0 <= self.commit_latency_budget_s <= 60 or not 0 < self.reader_check_interval_s <= 86_400:
-            raise Invalid("a window waits for 0 to 60 s, and readers are checked at least once a day")
+        set_wholes(self, ("map_bytes", "map_bytes_max"), 1 << 20, SIZE_MAX)
+        if self.map_bytes > self.map_bytes_max:
+            raise Invalid("map_bytes must be at most map_bytes_max")
+        if not isinstance(self.headroom_ratio, float) or not 0.0 < self.headroom_ratio < 1.0:  # type: ignore[redundant-expr]
+            raise Invalid(f"headroom_ratio is a number between 0 and 1, not {in_short(self.headroom_ratio)}")
+        object.__setattr__(self, "headroom_ratio", float.__float__(self.headroom_ratio))
+        set_wholes(self, _COUNTS, 1, COUNT_MAX)
+        set_seconds(self, ["commit_latency_budget_s"], 60)
+        set_seconds(self, ["reader_check_interval_s"], DAY_S, above_zero=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from penstock.arguments import seconds, whole
+from penstock.arguments import set_seconds, set_wholes
 from penstock.errors import Backpressure, Invalid, PartitionPaused, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock
@@ -89,12 +89,10 @@ class DispatcherSettings:
     backoff_s: float = 0.1  # before the second attempt; doubled for each further one
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:  # NaN would be a limit that nothing reaches
-            whole(getattr(self, name), name, 1)
-        for name in ("partition_age_s_max", "stall_s"):
-            seconds(getattr(self, name), name, _SECONDS_MAX, above_zero=True)
-        seconds(self.backoff_s, "backoff_s", _SECONDS_MAX)
-        whole(self.workers, "workers", 0, 32)
+        set_wholes(self, _COUNTS, 1)  # NaN would be a limit that nothing reaches
+        set_wholes(self, ["workers"], 0, 32)
+        set_seconds(self, ("partition_age_s_max", "stall_s"), _SECONDS_MAX, above_zero=True)
+        set_seconds(self, ["backoff_s"], _SECONDS_MAX)
         if self.signal is not None and not callable(self.signal):
             raise Invalid("signal is a function of (table, shard) that returns a text or None")
 

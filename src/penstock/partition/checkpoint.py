@@ -18,12 +18,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from penstock.arguments import COUNT_MAX, set_wholes
 from penstock.errors import (
     Closed,
     CorruptionError,
     FixTheCall,
     GateShut,
-    Invalid,
     NotFound,
     PartitionPaused,
     PenstockError,
@@ -63,8 +63,7 @@ class CheckpointSettings:
     segments_max: int = 4
 
     def __post_init__(self) -> None:
-        if self.segments_max < 1:
-            raise Invalid("segments_max must be at least 1")
+        set_wholes(self, ["segments_max"], 1, COUNT_MAX)
 
 
 @dataclass(frozen=True, slots=True)

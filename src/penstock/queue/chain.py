@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from penstock.arguments import SIZE_MAX, set_wholes
 from penstock.errors import CorruptionError, DiskFull, Invalid
 from penstock.host.file_errors import is_disk_full
 from penstock.host.file_operations import make_dirs, remove_file
@@ -59,10 +60,10 @@ class QueueSettings:
     index_bytes: int = 64 << 10  # bytes between two entries of a file's index
 
     def __post_init__(self) -> None:
-        if not 0 < self.index_bytes <= self.file_bytes or not 0 < self.allocate_bytes <= self.file_bytes:
-            raise Invalid("file_bytes must be at least index_bytes and allocate_bytes, and all of them positive")
-        if self.file_age_us <= 0:
-            raise Invalid(f"file_age_us must be positive, not {self.file_age_us}")
+        set_wholes(self, ("file_bytes", "allocate_bytes", "index_bytes"), 1, SIZE_MAX)
+        set_wholes(self, ["file_age_us"], 1)
+        if self.file_bytes < max(self.index_bytes, self.allocate_bytes):
+            raise Invalid("file_bytes must be at least index_bytes and allocate_bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from penstock.arguments import COUNT_MAX, DAY_S, set_seconds, set_wholes
 from penstock.errors import Closed, Invalid, PenstockError
 from penstock.host import threads
 from penstock.host.clock import Clock, SystemClock
@@ -44,14 +45,12 @@ class SchedulerSettings:
     shutdown_timeout_s: float = 30.0  # default of `shutdown`: at the end of `with`, at the interpreter's exit
 
     def __post_init__(self) -> None:
-        if not 1 <= self.workers <= 1_000:
-            raise Invalid(f"workers is {self.workers}: give 1 to 1,000")
-        if self.spawned_waiting_max < 1:
-            raise Invalid(f"spawned_waiting_max is {self.spawned_waiting_max}: give 1 or more")
-        if not 0 < self.retry_s_min <= self.retry_s_max < math.inf:
-            raise Invalid(f"retries wait {self.retry_s_min} to {self.retry_s_max} s: give 0 < min <= max")
-        if not 0 <= self.shutdown_timeout_s < math.inf:
-            raise Invalid(f"shutdown_timeout_s is {self.shutdown_timeout_s}: give 0 or more")
+        set_wholes(self, ["workers"], 1, 1_000)
+        set_wholes(self, ["spawned_waiting_max"], 1, COUNT_MAX)
+        set_seconds(self, ("retry_s_min", "retry_s_max"), DAY_S, above_zero=True)
+        set_seconds(self, ["shutdown_timeout_s"], DAY_S)
+        if self.retry_s_min > self.retry_s_max:
+            raise Invalid("retry_s_min must be at most retry_s_max")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,7 +162,7 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=16)
-    except (OSError, UnicodeError) as error:  # the latter: no name of a host
+    except (OSError, UnicodeError, TypeError) as error:  # the latter two: no name of a host
         reason = getattr(error, "strerror", None) or error
         raise Invalid(
             f"metrics cannot be served at {host}, port {port} ({reason}): give another metrics_port, or 0 for any free "

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.arguments import in_short, seconds, whole
+from penstock.arguments import DAY_S, SIZE_MAX, in_short, set_seconds, set_wholes
 from penstock.errors import Invalid
 from penstock.manifest.records import ArchivePolicy
 
-DAY_S = 86_400.0
-LOCAL_BYTES_MAX, _TIME_S_MAX = 1 << 50, 36_500 * DAY_S
+_TIME_S_MAX = 36_500 * DAY_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +20,7 @@ class ArchiveSettings:
 
     >>> archive = penstock.ArchiveSettings(interval_s=600, policy=penstock.ArchivePolicy(evict_after_ms=86_400_000))
     >>> penstock.StoreSettings(archive=archive).archive.interval_s
-    600
+    600.0
     """
 
     interval_s: float | None = 3_600.0  # between two runs that the store makes by itself; None: none
@@ -35,13 +34,11 @@ class ArchiveSettings:
 
     def __post_init__(self) -> None:
         if self.interval_s is not None:
-            seconds(self.interval_s, "interval_s", _TIME_S_MAX, above_zero=True)
-        whole(self.cache_bytes_max, "cache_bytes_max", 0, LOCAL_BYTES_MAX)
-        whole(self.runs_kept, "runs_kept", 1, 1_000)
-        whole(self.attempts_max, "attempts_max", 1, 1_000)
-        seconds(self.grace_s, "grace_s", _TIME_S_MAX)
-        seconds(self.request_timeout_s, "request_timeout_s", DAY_S, above_zero=True)
-        seconds(self.timeout_s, "timeout_s", DAY_S, above_zero=True)
+            set_seconds(self, ["interval_s"], _TIME_S_MAX, above_zero=True)
+        set_wholes(self, ["cache_bytes_max"], 0, SIZE_MAX)
+        set_wholes(self, ("runs_kept", "attempts_max"), 1, 1_000)
+        set_seconds(self, ["grace_s"], _TIME_S_MAX)
+        set_seconds(self, ("request_timeout_s", "timeout_s"), DAY_S, above_zero=True)
         if not isinstance(self.policy, ArchivePolicy):
             raise Invalid(f"policy is a penstock.ArchivePolicy(...), not {in_short(self.policy)}")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 
 from penstock.archive.master_keys import Keys
-from penstock.arguments import in_short, seconds, text, whole
+from penstock.arguments import COUNT_MAX, DAY_S, SIZE_MAX, in_short, seconds, set_seconds, set_wholes, text
 from penstock.coordinator import CoordinatorSettings
 from penstock.errors import Invalid
 from penstock.kinds import Kind
@@ -28,10 +28,7 @@ from penstock.store.tracing import WriteStage
 
 RESERVE_BYTES = 8 << 20  # held back, so that deletes can be written to a full disk
 WRITE_BYTES_MAX = 128 << 20  # of one write, whatever the memory
-FLUSH_INTERVAL_S_MAX = 24 * 3600.0
-WAITING_WRITES_MAX = 1_000_000
 FLUSH_BYTES = 8 << 20
-SETTING_BYTES_MAX = 1 << 50  # of any size among the settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +70,16 @@ class StoreSettings:
     def __post_init__(self, queue: object) -> None:
         if queue is not None:
             object.__setattr__(self, "kinds", (*self.kinds, queue))
-        for name, least in (("memory_bytes_max", 256 << 20), ("reserve_bytes", 0), ("offer_bytes_min", 0)):
-            whole(getattr(self, name), name, least, SETTING_BYTES_MAX)
-        seconds(self.flush_interval_s, "flush_interval_s", FLUSH_INTERVAL_S_MAX, above_zero=True)
-        whole(self.flush_bytes, "flush_bytes", 1, self.pending_bytes_max)
-        whole(self.waiting_writes_max, "waiting_writes_max", 0, WAITING_WRITES_MAX)
+        set_wholes(self, ["memory_bytes_max"], 256 << 20, SIZE_MAX)
+        set_wholes(self, ("reserve_bytes", "offer_bytes_min"), 0, SIZE_MAX)
+        set_wholes(self, ["flush_bytes"], 1, self.pending_bytes_max)
+        set_wholes(self, ["waiting_writes_max"], 0, COUNT_MAX)
+        set_seconds(self, ["flush_interval_s"], DAY_S, above_zero=True)
         for name, kind in _SETTING_TYPES.items():
             if not isinstance(getattr(self, name), kind):
                 raise Invalid(f"{name} is a {kind.__name__}, not {in_short(getattr(self, name))}")
         if self.metrics_port is not None:
-            whole(self.metrics_port, "metrics_port", 0, 65_535)
+            set_wholes(self, ["metrics_port"], 0, 65_535)
         text(self.metrics_host, "metrics_host", 255)
         if self.statsd is not None:
             parse_agent(self.statsd)
@@ -93,7 +90,7 @@ class StoreSettings:
             raise Invalid(f"task_intervals_s maps names of tasks to seconds, not {in_short(self.task_intervals_s)}")
         for task, interval_s in self.task_intervals_s.items():
             text(task, "the name of a task", 127)
-            seconds(interval_s, f"the interval of task {task}", FLUSH_INTERVAL_S_MAX, above_zero=True)
+            seconds(interval_s, f"the interval of task {task}", DAY_S, above_zero=True)
 
     def of_kind(self, kind: Kind) -> object:
         """Return the settings of a kind: those given here, or its default."""

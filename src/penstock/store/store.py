@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from penstock.arguments import seconds, whole
+from penstock.arguments import SIZE_MAX, seconds, whole
 from penstock.coordinator import Durability, Epoch
 from penstock.errors import Backpressure, GateShut, NotFound
 from penstock.host import threads
@@ -35,7 +35,6 @@ from penstock.partition.checkpoint import CheckpointReport
 from penstock.partition.ledger_records import TableInfo
 from penstock.registry import vector_kind
 from penstock.store.archive_settings import (
-    LOCAL_BYTES_MAX,
     ArchiveReport,
     EvictReport,
     VerifyReport,
@@ -360,7 +359,7 @@ class Store(TableOperations):
         >>> freed = store.evict("users", local_bytes=1 << 30).bytes
         """
         info = None if name is None else self._info(name)
-        local_bytes = whole(local_bytes, "local_bytes", 0, LOCAL_BYTES_MAX)
+        local_bytes = whole(local_bytes, "local_bytes", 0, SIZE_MAX)
         self._check_writable()
         with translate_os_errors():
             return threads.run_uninterrupted(lambda: self._archive.evict(info, local_bytes))
