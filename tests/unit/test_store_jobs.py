@@ -61,6 +61,15 @@ def test_wrong_numbers_are_refused(store: Store, job: Any) -> None:
         client.retry_job(job)
 
 
+@pytest.mark.parametrize("method", ["compact", "run_jobs"])
+def test_a_compaction_takes_in_what_nobody_waited_for(tmp_path: Path, method: str) -> None:
+    with penstock.open(tmp_path / "store", settings=penstock.StoreSettings(flush_interval_s=3_600.0)) as store:
+        table = store.kv("t", shards=2)
+        table.put_many({b"%d" % number: b"v" for number in range(100)})
+        getattr(store, method)("t")
+        assert sum(chunk.rows for chunk in store.chunks("t")) == 100
+
+
 def test_chunks_follow_flush_and_compaction(store: Store) -> None:
     assert store.chunks("users") == []
     assert store.run_jobs("users") == 0

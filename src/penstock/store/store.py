@@ -203,16 +203,21 @@ class Store(TableOperations):
             raise GateShut(f"table {info.name} was not compacted: {error}") from error
 
     def _compact(self, info: TableInfo, timeout_s: float) -> CompactionReport:
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        for partition in partitions_of(info):  # open it, for it has files, and wait until it has all that was written
-            self._port.machine(partition, max(0.0, deadline_s - self._clock.monotonic_s()))
-        timeout_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        timeout_s = self._wait_for_writes(info, timeout_s)
         trees = [tree for tree, catalog in self._maintenance.trees() if catalog.db_id == info.table_id]
         cancelled: list[bool] = []
         compaction = partial(compact_trees, self._maintenance, trees, clock=self._clock, timeout_s=timeout_s)
         return threads.run_uninterrupted(
             lambda: compaction(stop=lambda: bool(cancelled)), cancel=lambda: cancelled.append(True)
         )
+
+    def _wait_for_writes(self, info: TableInfo, timeout_s: float) -> float:
+        """Open the shards of a table, and wait until they have all that was written; return the time left."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        self._port.flush(None, timeout_s)  # also what nobody waits for
+        for partition in partitions_of(info):
+            self._port.machine(partition, max(0.0, deadline_s - self._clock.monotonic_s()))
+        return max(0.0, deadline_s - self._clock.monotonic_s())
 
     def jobs(self) -> list[JobSummary]:
         """Return the background work of the store: what waits, what runs, and what ended lately; the oldest first.
@@ -245,7 +250,6 @@ class Store(TableOperations):
         """
         info, timeout_s = self._info(name), seconds(timeout_s, "timeout_s", math.inf)
         self._check_writable()
-        deadline_s = self._clock.monotonic_s() + timeout_s
 
         def rest_s() -> float:
             return max(0.0, deadline_s - self._clock.monotonic_s())
@@ -259,8 +263,7 @@ class Store(TableOperations):
             return count
 
         with translate_os_errors():
-            for partition in partitions_of(info):  # opens it, and waits until it has all that was written
-                self._port.machine(partition, rest_s())
+            deadline_s = self._clock.monotonic_s() + self._wait_for_writes(info, timeout_s)
             return threads.run_uninterrupted(run)
 
     def chunks(self, name: str) -> list[ChunkSummary]:
