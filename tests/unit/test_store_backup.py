@@ -45,6 +45,47 @@ def restored(tmp_path: Path, number: int | None = None) -> Path:
     return path
 
 
+@pytest.mark.parametrize("moment", ["before", "during"])
+@pytest.mark.parametrize("method", ["backup", "archive"])
+def test_a_dropped_queue_whose_records_are_in_the_journal_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, method: str
+) -> None:
+    """The copy replays them up to the drop: without the queue's files it could not be opened."""
+    journal = penstock.LogSettings(segment_bytes=1 << 16, allocate_bytes=1 << 14)
+    settings = penstock.StoreSettings(background=False, serve=False, journal=journal)
+    copy_to, url = Manifest.copy_to, f"file://{tmp_path}/archive"
+
+    def dropping(self: Manifest, target: str) -> Any:
+        rows = copy_to(self, target)
+        store.drop("events")
+        return rows
+
+    with penstock.open(tmp_path / "store", settings=settings, archive=url) as store:
+        store.kv("users").put(b"ada", b"1815", durable=True)
+        events = store.queue("events", storage=penstock.StorageOptions(wal_dir="volumes/log"))
+        for _ in range(20):
+            events.put(bytes(10_000), durable=True)
+        assert store.checkpoint().segments_dropped
+        events.put(b"the last", durable=True)
+        if moment == "before":
+            store.drop("events")
+        else:
+            monkeypatch.setattr(Manifest, "copy_to", dropping)
+        if method == "backup":
+            store.backup(tmp_path / "backups")
+        else:
+            store.archive()
+    monkeypatch.undo()
+    if method == "backup":
+        penstock.restore(tmp_path / "backups", tmp_path / "copy")
+    else:
+        penstock.reattach(url, tmp_path / "copy")
+    with penstock.open(tmp_path / "copy") as copy:
+        assert copy.tables() == ["users"]
+        assert copy.kv("users")[b"ada"] == b"1815"
+        assert copy.check().ok
+
+
 def test_a_backup_is_one_moment_while_others_write(store: penstock.Store, tmp_path: Path) -> None:
     stop, written = threading.Event(), [0]
 

@@ -331,6 +331,12 @@ class Dispatcher(Moments):
             finally:
                 backlogs.movers -= 1
 
+    def dropped_in_use(self) -> list[Partition]:
+        """Return the partitions of dropped tables in whose files a thread still works."""
+        with self.turn:  # a drop is whole
+            self.finish()
+            return list(self.backlogs.dropped)
+
     def describe(self, number: PartitionId) -> PartitionDescriptor:
         """Return the descriptor of a partition that may not be open; `NotFound` if its table was dropped."""
         return describe(self._info(number), shard_number(number))

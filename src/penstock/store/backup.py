@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.archive.objects import FileKey, parse_file_key
 from penstock.errors import Closed, CorruptionError, NotFound, StoreLocked
@@ -31,6 +32,7 @@ from penstock.host.file_operations import make_dirs, walk
 from penstock.host.files import FileSystem
 from penstock.host.paths import parent
 from penstock.journal.consensus import Consensus
+from penstock.journal.partitions import PartitionId
 from penstock.kinds import FileKeeping, OwnFile, partitions_of
 from penstock.log.chain import is_segment
 from penstock.lsm.collection import Collector
@@ -43,6 +45,7 @@ from penstock.manifest.tables import CHUNKS, DB, WAL_STATE
 from penstock.partition.aside import FOLDER as ASIDE
 from penstock.partition.aside import AsideLog
 from penstock.partition.checkpoint import Checkpoint
+from penstock.partition.dispatcher import Dispatcher
 from penstock.partition.ledger_records import TableInfo
 from penstock.partition.machine import SPILL
 from penstock.partition.reference import files_of, references_of
@@ -88,6 +91,7 @@ class BackupSource:
     dropped: DroppedShards
     aside: AsideLog
     snapshots: PartitionSnapshots
+    dispatcher: Dispatcher
     port: LocalPort
     archived: ArchivedTables
     maintenance: Maintenance
@@ -152,9 +156,11 @@ class Backup:
     def _copy_all(self, own: str, earlier: list[BackupListing]) -> int:
         source = self._source
         with source.checkpoint.held_off(WAIT_S):
+            shards = self._shards_with_files()  # first: a table that is dropped meanwhile is in this manifest
             rows = source.manifest.copy_to(f"{own}/manifest")
             self._list_own(own, "manifest")
-            own_files = list(self._files_of_kinds())
+            shards |= self._shards_with_files()
+            own_files = [file for kind, machine in shards.values() for file in kind.own_files(machine)]
             with source.aside.unchanged:
                 self._copy_log(own, ASIDE)
             for folder in self._spills():
@@ -207,28 +213,36 @@ class Backup:
 
     # -- files of this backup alone
 
-    def _files_of_kinds(self) -> Iterator[OwnFile]:
-        """Yield the files that kinds keep beside the manifest. A table that is dropped meanwhile has none."""
-        port = self._source.port
-        for info in port.tables():
+    def _shards_with_files(self) -> dict[PartitionId, tuple[FileKeeping, Any]]:
+        """Return the machines of kinds that keep files beside the manifest, also those of tables that were dropped.
+
+        The manifest may name the files of these, and the journal, up to the drop, may have records for them.
+        """
+        source, shards = self._source, dict[PartitionId, tuple[FileKeeping, Any]]()
+        for info in source.port.tables():
             kind = kind_named(info.kind, info.name)
             if isinstance(kind, FileKeeping):
-                yield from self._kept_by(kind, info)
+                shards |= {partition: (kind, machine) for partition, machine in self._machines_of(info)}
+        dropped = [(each.descriptor, each.machine) for each in source.dispatcher.dropped_in_use()]
+        for descriptor, machine in (*dropped, *source.dropped.machines()):
+            kind = kind_named(descriptor.kind, descriptor.name)
+            if isinstance(kind, FileKeeping):
+                shards[descriptor.partition] = kind, machine
+        return shards
 
-    def _kept_by(self, kind: FileKeeping, info: TableInfo) -> list[OwnFile]:
-        files: list[OwnFile] = []
-        try:
-            for partition in partitions_of(info):
-                files += kind.own_files(self._source.port.machine(partition))
-        except (NotFound, Closed):
-            if self._source.port.table_by_id(info.table_id) is not None:
-                raise
-            return []
-        return files
+    def _machines_of(self, info: TableInfo) -> Iterator[tuple[PartitionId, Any]]:
+        for partition in partitions_of(info):
+            try:
+                yield partition, self._source.port.machine(partition)
+            except (NotFound, Closed):
+                if self._source.port.table_by_id(info.table_id) is not None:
+                    raise
+                return  # it was dropped meanwhile
 
     def _spills(self) -> Iterable[str]:
         fs, root = self._source.fs, self._source.root
         folders = {FOLDER, *(info.storage_options.wal_dir for info in self._source.port.tables())}
+        folders |= {descriptor.wal_dir for descriptor, _ in self._source.dropped.machines()}
         for folder in sorted(folders):
             for table in _names(fs, f"{root}/{folder}"):
                 with suppress(NotADirectoryError, FileNotFoundError):

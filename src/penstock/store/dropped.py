@@ -67,6 +67,10 @@ class DroppedShards:
         """Return the folders that are still to be removed, relative to the store."""
         return [descriptor.folder for descriptor, _ in list(self._shards)]
 
+    def machines(self) -> list[tuple[PartitionDescriptor, PartitionStateMachine]]:
+        """Return the shards whose files are still there, and that were open when their table was dropped."""
+        return [(descriptor, machine) for descriptor, machine in list(self._shards) if machine is not None]
+
     def has(self, table_id: int) -> bool:
         """Whether something of a dropped table is still to be removed, now or by the next opening."""
         return table_id in self._left or any(descriptor.table_id == table_id for descriptor, _ in list(self._shards))

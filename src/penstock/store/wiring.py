@@ -150,6 +150,7 @@ class WiredParts(Tables):
             dropped=self._dropped,
             aside=self._aside,
             snapshots=self._snapshots,
+            dispatcher=self._dispatcher,
             port=self._port,
             archived=self._archive.tables,
             maintenance=self._maintenance,
