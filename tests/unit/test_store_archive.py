@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.archive.container import open_chunk
 from penstock.archive.folder_objects import FolderObjects
 from penstock.archive.object_urls import open_objects
 from penstock.archive.objects import NetworkFailure, ObjectStore
@@ -27,6 +28,7 @@ from penstock.host.os_files import OsFileSystem
 from penstock.lsm.file_pieces import FilePiece
 from penstock.lsm.readers import ReaderLeases
 from penstock.lsm.snapshot import Snapshot
+from penstock.store import check
 from penstock.store.object_collection import HEIRS
 from penstock.testing import FakeClock
 from penstock.testing.locks import LockOrderChecker
@@ -896,6 +898,28 @@ def test_a_copy_that_other_reads_remove_before_it_is_open_is_fetched_again(
         monkeypatch.setattr(store._archive.tables, "cached", lost)
         assert read(store) == archived_store.rows
         assert left == [0]
+
+
+def test_a_check_does_not_miss_the_index_of_a_file_that_was_dropped_meanwhile(
+    archived_store: ArchivedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def dropping(fs: Any, path: str, **options: Any) -> Any:
+        opened.append(path)
+        store.drop("users")
+        store._dropped.remove()
+        return open_chunk(fs, path, **options)
+
+    with archived_store.open() as store:
+        archived_store.fill(store)
+        store.archive()
+        assert store.evict("users").files == 1
+        monkeypatch.setattr(check, "open_chunk", dropping)
+        report = store.check()
+        assert len(opened) == 1
+        assert not Path(opened[0]).exists()
+        assert report.ok, report.damage
 
 
 @pytest.mark.parametrize("method", ["get_row", "put", "delete"])

@@ -95,20 +95,18 @@ class StoreCheck:
 
     def _check_sstable(self, key: ChunkKey, row: ChunkEntryRecord) -> None:
         path, expected = f"{self._source.root}/{row.file_name}", key_number(key.db_id, row.encrypted)
-        if isinstance(row.residency, Evicted) and not self._source.fs.exists(path):
-            self._check_index(index_path(path), expected)
-            return
+        is_evicted = isinstance(row.residency, Evicted) and not self._source.fs.exists(path)
         damage: list[tuple[str, str]] = []
         try:
-            table = Sstable.open(path, fs=self._source.fs, key=expected)
-            try:
-                damage = [(error.path, _reason(error)) for error in table.damaged_pages()]
-                if (table.summary.store, table.summary.chunk_id) != (self._source.identity, key.chunk_id):
-                    damage.append((path, f"this is not the file that the manifest lists as chunk {key.chunk_id}"))
-            finally:
-                table.close()
+            if is_evicted:
+                self._read_index(index_path(path), expected)
+            else:
+                damage = self._damage_in(path, key.chunk_id, expected)
         except FileNotFoundError as error:
-            damage = [(error.filename or path, "the manifest lists this file, and it is missing")]
+            reason = "the manifest lists this file, and it is missing"
+            if is_evicted:
+                path, reason = index_path(path), "the index of an evicted file is missing"
+            damage = [(error.filename or path, reason)]
         except CorruptionError as error:
             damage = [(error.path, _reason(error))]
         except Restore as error:
@@ -118,27 +116,28 @@ class StoreCheck:
         if damage and self._source.manifest.get_chunk(key) == row:  # else it was replaced and removed meanwhile
             for where, reason in damage:
                 self._add(where, reason)
-        self._count(row.size_bytes)
+        self._count(0 if is_evicted else row.size_bytes)
 
-    def _check_index(self, path: str, key: int) -> None:
-        """Check what the folder has of an evicted file; `verify_archive` reads its object."""
+    def _damage_in(self, path: str, chunk_id: int, key: int) -> list[tuple[str, str]]:
+        """Return what is wrong with the pages of an sstable; raise what is wrong with all of it."""
+        table = Sstable.open(path, fs=self._source.fs, key=key)
         try:
-            chunk = open_chunk(self._source.fs, path, key=key)
-            try:
-                index = Index(chunk)
-                for number in range(index.pages):
-                    index.recheck(number)
-            finally:
-                chunk.close()
-        except FileNotFoundError:
-            self._add(path, "the index of an evicted file is missing")
-        except CorruptionError as error:
-            self._add(error.path, _reason(error))
-        except Restore as error:
-            self._add(path, str(error))
-        except OSError as error:
-            self._add(*_damage_of(error, path))
-        self._count(0)
+            damage = [(error.path, _reason(error)) for error in table.damaged_pages()]
+            if (table.summary.store, table.summary.chunk_id) != (self._source.identity, chunk_id):
+                damage.append((path, f"this is not the file that the manifest lists as chunk {chunk_id}"))
+        finally:
+            table.close()
+        return damage
+
+    def _read_index(self, path: str, key: int) -> None:
+        """Read what the folder has of an evicted file, and raise what is wrong; `verify_archive` reads its object."""
+        chunk = open_chunk(self._source.fs, path, key=key)
+        try:
+            index = Index(chunk)
+            for number in range(index.pages):
+                index.recheck(number)
+        finally:
+            chunk.close()
 
     # -- files of kinds
 
