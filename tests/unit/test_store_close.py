@@ -14,7 +14,7 @@ import pytest
 from store_model import open_simulated
 
 import penstock
-from penstock.errors import Closed, OutcomeUnknown, PenstockError, Poisoned, StoreLocked
+from penstock.errors import Closed, NotFound, OutcomeUnknown, PenstockError, Poisoned, StoreLocked
 from penstock.host.lazy_imports import load_pandas
 from penstock.host.os_files import OsFile, OsFileSystem
 from penstock.manifest.environment import LmdbEngine
@@ -281,3 +281,12 @@ def test_the_control_a_partition_that_opens_again(tmp_path: Path) -> None:
     dispatcher._closed = False
     assert port.lookup(store.kv("t")._partition(b"k1"), b"k1") is None
     store.close()
+
+
+def test_an_opening_that_fails_late_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    settings = penstock.StoreSettings(task_intervals_s={"absent": 1.0})
+    with pytest.raises(NotFound, match="no task named absent"):
+        penstock.open(tmp_path / "store", settings=settings)
+    assert set(threading.enumerate()) <= before
+    penstock.open(tmp_path / "store").close()
