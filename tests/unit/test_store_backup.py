@@ -54,27 +54,28 @@ def test_a_dropped_queue_whose_records_are_in_the_journal_is_copied(
     journal = penstock.LogSettings(segment_bytes=1 << 16, allocate_bytes=1 << 14)
     settings = penstock.StoreSettings(background=False, serve=False, journal=journal)
     copy_to, url = Manifest.copy_to, f"file://{tmp_path}/archive"
+    source: penstock.Store
 
     def dropping(self: Manifest, target: str) -> Any:
         rows = copy_to(self, target)
-        store.drop("events")
+        source.drop("events")
         return rows
 
-    with penstock.open(tmp_path / "store", settings=settings, archive=url) as store:
-        store.kv("users").put(b"ada", b"1815", durable=True)
-        events = store.queue("events", storage=penstock.StorageOptions(wal_dir="volumes/log"))
+    with penstock.open(tmp_path / "store", settings=settings, archive=url) as source:
+        source.kv("users").put(b"ada", b"1815", durable=True)
+        events = source.queue("events", storage=penstock.StorageOptions(wal_dir="volumes/log"))
         for _ in range(20):
             events.put(bytes(10_000), durable=True)
-        assert store.checkpoint().segments_dropped
+        assert source.checkpoint().segments_dropped
         events.put(b"the last", durable=True)
         if moment == "before":
-            store.drop("events")
+            source.drop("events")
         else:
             monkeypatch.setattr(Manifest, "copy_to", dropping)
         if method == "backup":
-            store.backup(tmp_path / "backups")
+            source.backup(tmp_path / "backups")
         else:
-            store.archive()
+            source.archive()
     monkeypatch.undo()
     if method == "backup":
         penstock.restore(tmp_path / "backups", tmp_path / "copy")
