@@ -261,7 +261,7 @@ def test_a_process_with_too_many_threads_looks_up_no_name_and_goes_on(monkeypatc
 
     resolver = Resolver()
     with monkeypatch.context() as patch:
-        patch.setattr(threads, "spawn", refuse)
+        patch.setattr(threading, "_start_new_thread", refuse)
         assert resolver.find("localhost") is None
     assert resolver.find("localhost", wait=True) is not None
 
