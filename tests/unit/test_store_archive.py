@@ -701,6 +701,16 @@ def test_a_store_opens_and_works_while_its_archive_is_out_of_reach(
         store.archive()
 
 
+@pytest.mark.parametrize("where", ["data", "data/archive", ""], ids=["the store", "inside", "around"])
+def test_an_archive_in_the_stores_own_folder_is_refused(tmp_path: Path, where: str) -> None:
+    """It would be lost with the disk, and `check` would name its objects as files that only cost space."""
+    with pytest.raises(Invalid, match="is not beside the store .*: give a folder elsewhere, best on another disk"):
+        penstock.open(tmp_path / "data", archive=f"file://{tmp_path / where}")
+    with penstock.open(tmp_path / "data", archive=f"file://{tmp_path}/data-archive") as store:
+        assert store.archive().files_uploaded > 0
+        assert store.check().orphans == []
+
+
 def test_an_archive_elsewhere_must_have_the_objects(archived_store: ArchivedStore, tmp_path: Path) -> None:
     with archived_store.open() as store:
         archived_store.fill(store)

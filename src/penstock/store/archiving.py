@@ -53,6 +53,7 @@ from penstock.store.archived_tables import ArchivedTables
 from penstock.store.backup import BackupSource
 from penstock.store.chunk_moves import NO_ARCHIVE, ChunkMoves, ChunkRow
 from penstock.store.object_collection import ObjectCollector
+from penstock.store.reports import check_target
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class StoreArchive:
         stored_url = read_archive_url(fs, root)
         self.url = stored_url if url is None else check_url(url)
         self._moved = url is not None and stored_url is not None and self.url != stored_url
+        if self.url != stored_url and self.url is not None and self.url.startswith("file://"):
+            check_target(self.url.removeprefix("file://"), root)  # `check` would call its objects orphans
         objects = None if self.url is None else self._open(self.url)
         self.tables = ArchivedTables(fs, root, objects, settings.cache_bytes_max, self._stopping.is_set)
         self._turn = threads.lock("store.archive")
