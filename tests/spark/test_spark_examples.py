@@ -17,6 +17,7 @@ from examples import batch, bulk_load, point_in_time_join, several_tables, strea
 
 import penstock.spark
 from penstock.errors import Invalid, KindMismatch, NotFound, PositionConflict
+from penstock.spark.offset_log import OffsetLog
 from penstock.store.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +123,15 @@ def test_streams_that_cannot_begin(spark: Any, store: Store, folder: str, tmp_pa
     for wrong in ({"consumer": "d"}, {"source": "others"}):
         with pytest.raises(PositionConflict, match="the checkpoint is ahead of consumer ., or another queue's"):
             penstock.spark.stream(spark, folder, **(options | wrong))
+
+
+def test_an_owner_that_fails_as_a_stream_starts_is_one_line(
+    spark: Any, store: Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.queue("events")
+    monkeypatch.setattr(OffsetLog, "check", lambda log, consumer: store.drop("events"))
+    with pytest.raises(NotFound, match=r"^there is no table events in [^\n]*$"):
+        penstock.spark.stream(spark, folder, source="events", consumer="c", batch=lambda frame: {})
 
 
 SUBMITTED = """

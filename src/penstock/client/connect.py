@@ -15,7 +15,7 @@ from typing import Literal
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.arguments import flag, in_short
+from penstock.arguments import flag, in_short, seconds
 from penstock.client.certificates import SCHEME, ServerCertificate
 from penstock.client.connection import OWNER_TIMEOUT_S, OwnerLocator
 from penstock.client.starting import StartingOwner
@@ -221,8 +221,7 @@ def connect(
     >>> with penstock.connect("data/", create=True) as store:
     ...     epoch = store.kv("users").put(b"ada", b"1815", durable=True)
     """
-    if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[redundant-expr]
-        raise Invalid(f"timeout_s is {timeout_s!r}: give seconds above 0, at most a day")
+    timeout_s = seconds(timeout_s, "timeout_s", TIMEOUT_S_MAX, above_zero=True)
     create, start, durable = flag(create, "create"), flag(start, "start"), flag(durable, "durable")
     if create and not start:
         raise Invalid("create=True starts an owner, and start=False starts none: leave one of them out")

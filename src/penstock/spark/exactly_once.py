@@ -11,14 +11,15 @@ import tempfile
 import threading
 from typing import Any
 
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException, StreamingQueryException
 
 from penstock.arguments import flag, in_short, seconds, whole
 from penstock.errors import Invalid, NotFound
 from penstock.host.clock import SystemClock
 from penstock.host.waiting import Retries, stop_on_signals
 from penstock.spark.batch_runner import BatchRunner, Route, StreamProgress
+from penstock.spark.dead_letters import in_one_line
 from penstock.spark.format import register
 from penstock.spark.offset_log import OffsetLog, distance
 from penstock.spark.reading import whole_number
@@ -85,7 +86,11 @@ def stream(
     folder = checkpoint or tempfile.mkdtemp(prefix="penstock-stream-")
     runner.log = OffsetLog(spark, folder, start)
     runner.log.check(consumer)
-    writer = reader.load(path).writeStream.foreachBatch(runner.run).option("checkpointLocation", folder)
+    try:
+        rows = reader.load(path)
+    except (PySparkException, Py4JError) as error:  # the source asks the owner for the columns
+        raise in_one_line(error, f"the stream of {consumer} from {source} was not started") from None
+    writer = rows.writeStream.foreachBatch(runner.run).option("checkpointLocation", folder)
     if available_now:
         writer = writer.trigger(availableNow=True)
     elif interval_s is not None:
