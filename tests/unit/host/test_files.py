@@ -108,7 +108,7 @@ def test_no_bare_error_of_the_system_reaches_a_caller(code: int) -> None:
     with pytest.raises(PenstockError, match="/store/STORE .*: ") as caught, translate_os_errors():
         raise OSError(code, os.strerror(code), "/store/STORE")
     assert isinstance(caught.value.__cause__, OSError)
-    assert ran_out_of_space(caught.value) == (code in (errno.ENOSPC, errno.EDQUOT))
+    assert ran_out_of_space(caught.value) == (code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 def test_an_error_that_says_what_to_do_is_left_as_it_is() -> None:
