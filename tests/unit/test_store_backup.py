@@ -719,6 +719,7 @@ def test_a_service_is_made_once_although_another_one_ends(
         active[0] -= 1
         return original(self, *arguments)
 
+    services.of(info)  # so that maintenance is not about to make one, without what follows
     monkeypatch.setattr(kind, "service", service)
     services.end(info.table_id, is_dropped=False)
     threads = [threading.Thread(target=services.of, args=(info,)) for _ in range(2)]
