@@ -24,11 +24,11 @@ run: ## the pipeline: a fleet through a queue and Spark (RATE, SECONDS, DATA, CH
 	$(SETUP) dev
 	@$(PY) -m examples.pipeline
 
-# One worker more than cores: tests of waits wait.
+# Two workers more than cores: tests of waits wait.
 test: ## run the tests, without the long campaigns (PYTEST_ARGS="-k log" picks some)
 	$(SETUP) dev
 	@JAVA_TOOL_OPTIONS="$$($(PY) tools/spark_archive.py)" \
-		$(PY) -m pytest -n $$($(PY) -c "import os; print(min(os.cpu_count() + 1, 4))") --dist loadfile -m "not campaign" $(PYTEST_ARGS)
+		$(PY) -m pytest -n $$($(PY) -c "import os; print(min(os.cpu_count() + 2, 4))") --dist loadfile -m "not campaign" $(PYTEST_ARGS)
 
 check: ## ruff, strict mypy and the tidy test
 	$(SETUP) dev

@@ -131,7 +131,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=tables)
     def compact(self, name: str) -> None:
         if name in self.model.tables:
-            self.store.compact(name)
+            self.store.compact(name)  # with what was written before
+            self._flushed()
             self.store._collector.collect()
 
     @rule(everything=st.booleans())
